@@ -1,0 +1,32 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: setup test lint pretrain clean
+
+setup: $(STAMP)
+
+# One environment with the package and every extra, pinned by constraints.txt; made anew only when those files change.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt pip setuptools
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[hf,wandb,decoders,dev]'
+	touch $(STAMP)
+
+lint: setup
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/mypy
+	$(BIN)/codespell src tests benchmarks docs README.md CHANGELOG.md CONTRIBUTING.md
+
+test: lint
+	$(BIN)/python -m pytest
+
+pretrain: setup
+	@echo "make pretrain: training is not part of this version yet (see CHANGELOG.md); the model is: $(BIN)/nest-ssl info nest_fast-conformer" >&2
+	@exit 1
+
+clean:
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,39 @@
+"""Configuration: NeMo's yaml keys as typed, documented, checked dataclasses."""
+
+from nest_ssl.config.compose import compose, embedded_configs, load_yaml, model_config
+from nest_ssl.config.data import AugmentorConfig, DatasetConfig
+from nest_ssl.config.model import (
+    DecoderConfig,
+    EncoderConfig,
+    LossConfig,
+    MaskingConfig,
+    ModelConfig,
+    PreprocessorConfig,
+    QuantizerConfig,
+)
+from nest_ssl.config.optim import OptimConfig, ScheduleConfig
+from nest_ssl.config.parse import ConfigError, parse
+from nest_ssl.config.training import ExperimentConfig, NestConfig, TrainerConfig
+
+__all__ = [
+    "AugmentorConfig",
+    "ConfigError",
+    "DatasetConfig",
+    "DecoderConfig",
+    "EncoderConfig",
+    "ExperimentConfig",
+    "LossConfig",
+    "MaskingConfig",
+    "ModelConfig",
+    "NestConfig",
+    "OptimConfig",
+    "PreprocessorConfig",
+    "QuantizerConfig",
+    "ScheduleConfig",
+    "TrainerConfig",
+    "compose",
+    "embedded_configs",
+    "load_yaml",
+    "model_config",
+    "parse",
+]

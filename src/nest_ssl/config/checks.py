@@ -1,0 +1,26 @@
+"""Small checks that config dataclasses share; each error names the key, the value and what is accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NoReturn
+
+
+def at_least(key: str, value: float, least: float) -> None:
+    if value < least:
+        raise ValueError(f"{key}: {value} is less than {least}.")
+
+
+def probability(key: str, value: float, *, below_one: bool = False) -> None:
+    if not 0 <= value <= 1 or (below_one and value == 1):
+        raise ValueError(f"{key}: {value} is not a probability{' below 1' if below_one else ''}.")
+
+
+def one_of(key: str, value: object, accepted: Collection[object]) -> None:
+    if value not in accepted:
+        raise ValueError(f"{key}: {value!r} is not one of {', '.join(map(repr, accepted))}.")
+
+
+def not_supported(key: str, value: object, way_out: str) -> NoReturn:
+    """For what NeMo has and nest-ssl has not; docs/alignment.md lists them."""
+    raise ValueError(f"{key}: {value!r} exists in NeMo but not in nest-ssl; {way_out}.")

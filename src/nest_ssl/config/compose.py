@@ -1,0 +1,115 @@
+"""From a yaml and command-line overrides to a checked configuration. Hydra composes; OmegaConf stops here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from nest_ssl.config.model import ModelConfig
+from nest_ssl.config.parse import ConfigError, parse, plain
+from nest_ssl.config.training import NestConfig
+from nest_ssl.config.unused import unused_keys
+
+YAML_PACKAGE = "nest_ssl.config.yaml"
+DEFAULT_CONFIG = "nest_fast-conformer"
+
+
+def yaml_folder() -> Path:
+    """The folder of the yaml files that come with the package."""
+    return Path(str(resources.files(YAML_PACKAGE)))
+
+
+def embedded_configs() -> list[str]:
+    """Names of the configurations that come with the package."""
+    return sorted(path.stem for path in yaml_folder().glob("*.yaml"))
+
+
+def compose(
+    config_name: str = DEFAULT_CONFIG, overrides: Sequence[str] = (), config_path: str | Path | None = None
+) -> NestConfig:
+    """The configuration `config_name` of the folder `config_path` (null: the package's own) with overrides applied.
+
+    Overrides are Hydra's. A key of the schema needs no `+`; a `+` on an existing key replaces its value.
+    """
+    folder = yaml_folder() if config_path is None else Path(config_path).expanduser().absolute()
+    name = config_name.removesuffix(".yaml")
+    if not (folder / f"{name}.yaml").is_file():
+        raise ConfigError(
+            f"{folder / name}.yaml: no such file. Configurations of the package: {', '.join(embedded_configs())}."
+        )
+    groups = {path.name for base in (folder, yaml_folder()) for path in base.iterdir() if path.is_dir()}
+    listed = _default_groups(folder / f"{name}.yaml")
+    given = [_override(text, groups, listed) for text in overrides]
+    try:
+        with hydra.initialize_config_dir(config_dir=str(folder), version_base="1.3"):
+            node = hydra.compose(name, overrides=[*given, f"hydra.searchpath=[pkg://{YAML_PACKAGE}]"])
+        data = OmegaConf.to_container(node, resolve=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(f"{name}.yaml: {_one_line(error)}") from error
+    return parse(NestConfig, data, unused=unused_keys())
+
+
+def load_yaml(path: str | Path, overrides: Sequence[str] = ()) -> NestConfig:
+    """The configuration in the file `path`."""
+    path = Path(path)
+    return compose(path.name, overrides, path.parent)
+
+
+def model_config(config: Any) -> ModelConfig:
+    """NeMo's `model:` section, as a dict, a DictConfig or a dataclass, as a checked `ModelConfig`."""
+    if isinstance(config, ModelConfig):
+        return config
+    data = plain(config)
+    if isinstance(data, dict) and _has_interpolation(data):
+        # A section cut out of its file still refers to it as `${model.…}`.
+        data = OmegaConf.to_container(OmegaConf.create({"model": data}), resolve=True)["model"]  # type: ignore[call-overload,index]
+    if isinstance(data, dict) and "nemo_version" in data and "nest_ssl_version" not in data:
+        data = _undo_post_conv_adjustment(data)
+    return parse(ModelConfig, data, where="model", unused=unused_keys())
+
+
+def _undo_post_conv_adjustment(data: dict[str, Any]) -> dict[str, Any]:
+    """NeMo rewrites a post_conv config when it builds the model, and saves it rewritten; give the user's values back."""
+    if data.get("mask_position") != "post_conv":
+        return data
+    factor, mels = data["encoder"]["subsampling_factor"], data["preprocessor"]["features"]
+    masking = {**data["masking"], "feat_in": mels, "block_size": data["masking"]["block_size"] * factor}
+    quantizer = {**data["quantizer"], "feat_in": mels}
+    return {**data, "masking": masking, "quantizer": quantizer, "loss": {**data["loss"], "combine_time_steps": factor}}
+
+
+def _has_interpolation(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_interpolation, value.values()))
+    if isinstance(value, list):
+        return any(map(_has_interpolation, value))
+    return isinstance(value, str) and "${" in value
+
+
+def _default_groups(path: Path) -> set[str]:
+    """Config groups in the defaults list of a yaml."""
+    entries = OmegaConf.to_container(OmegaConf.load(path)).get("defaults", [])  # type: ignore[union-attr]
+    return {str(group) for entry in entries if isinstance(entry, dict) for group in entry}
+
+
+def _override(text: str, groups: set[str], listed: set[str]) -> str:
+    """One override in the form that Hydra takes: `++` for every key, so that none needs to exist in the yaml."""
+    key = text.lstrip("+").split("=", 1)[0]
+    if text.startswith("~") or key.startswith("hydra."):
+        return text
+    if key.split("@", 1)[0] in groups:
+        return text.lstrip("+") if key in listed else f"+{text.lstrip('+')}"
+    if "=" not in text:
+        raise ConfigError(f"override '{text}': expected key=value.")
+    return f"++{text.lstrip('+')}"
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,121 @@
+"""Plain mappings into checked dataclasses; every error says where, what, and the way out."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import logging
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import dacite
+from omegaconf import DictConfig, ListConfig, OmegaConf
+
+from nest_ssl.config.targets import resolve_target
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MISSING = "???"
+"""What a yaml holds for a value that the user must give."""
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; the message names the key and what to do."""
+
+
+def plain(config: Any) -> Any:
+    """OmegaConf nodes and dataclasses as dicts, lists and scalars, with interpolations resolved."""
+    if isinstance(config, (DictConfig, ListConfig)):
+        return OmegaConf.to_container(config, resolve=True)
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        return dataclasses.asdict(config)
+    if isinstance(config, Mapping):
+        return {key: plain(value) for key, value in config.items()}
+    if isinstance(config, (list, tuple)):
+        return [plain(value) for value in config]
+    return config
+
+
+def parse(schema: type[T], config: Any, where: str = "", unused: Mapping[str, str] | None = None) -> T:
+    """`config` (a mapping, DictConfig or dataclass) as an instance of the dataclass `schema`.
+
+    `where` is the key under which `config` stands, for messages. `unused` maps dotted keys that NeMo has and
+    NEST does not use to the reason; they are dropped, and one line says so.
+    """
+    data = plain(config)
+    if not isinstance(data, dict):
+        raise ConfigError(f"{where or 'config'}: expected a mapping of keys, got {data!r}.")
+    dropped: list[str] = []
+    data = _checked(schema, data, where, unused or {}, dropped)
+    if dropped:
+        log.info("config keys of NeMo that NEST does not use, ignored: %s", ", ".join(sorted(dropped)))
+    try:
+        return dacite.from_dict(schema, data, dacite.Config(type_hooks={float: _as_float}))
+    except dacite.WrongTypeError as error:
+        wanted = getattr(error.field_type, "__name__", str(error.field_type))
+        key = ".".join(filter(None, (where, error.field_path)))
+        raise ConfigError(f"{key}: expected {wanted}, got {error.value!r}.") from None
+    except dacite.UnionMatchError as error:
+        key = ".".join(filter(None, (where, error.field_path)))
+        raise ConfigError(f"{key}: {error.value!r} is not one of {error.field_type}.") from None
+    except dacite.MissingValueError as error:
+        key = ".".join(filter(None, (where, error.field_path)))
+        raise ConfigError(f"{key}: a value is needed and none was given.") from None
+
+
+def _as_float(value: Any) -> Any:
+    # yaml 1.1 reads `1e-3` as text, and `1` where a float is meant as an int.
+    if isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _checked(
+    schema: type[Any], data: dict[str, Any], where: str, unused: Mapping[str, str], dropped: list[str]
+) -> dict[str, Any]:
+    """`data` without its `_target_` (checked) and unused keys; unknown keys are an error with the nearest known one."""
+    hints = typing.get_type_hints(schema)
+    known = {f.name for f in dataclasses.fields(schema) if f.init}
+    out: dict[str, Any] = {}
+    for key, value in data.items():
+        path = f"{where}.{key}" if where else str(key)
+        if key == "_target_" and key not in known:
+            resolve_target(value, path)
+        elif path in unused:
+            if value not in (None, False):
+                dropped.append(path)
+        elif key not in known:
+            raise ConfigError(unknown_key_message(path, known))
+        else:
+            nested = _dataclass_in(hints[key])
+            if nested is not None and isinstance(value, dict):
+                value = _checked(nested, value, path, unused, dropped)
+            out[key] = value
+    return out
+
+
+def unknown_key_message(path: str, known: set[str]) -> str:
+    parent, _, key = path.rpartition(".")
+    near = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.5)
+    if near:
+        return f"{path}: no such key. Did you mean '{f'{parent}.' if parent else ''}{near[0]}'?"
+    return f"{path}: no such key. Known here: {', '.join(sorted(known))}."
+
+
+def _dataclass_in(hint: Any) -> type[Any] | None:
+    """The dataclass in a field's type, through `X | None`."""
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return hint
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        found = [arg for arg in typing.get_args(hint) if dataclasses.is_dataclass(arg)]
+        return found[0] if len(found) == 1 and isinstance(found[0], type) else None
+    return None

@@ -1,0 +1,57 @@
+"""The closed table of `_target_` names. A name outside it is an error, never an import."""
+
+from __future__ import annotations
+
+import difflib
+
+_OURS = {
+    "AudioToMelSpectrogramPreprocessor": "nest_ssl.modules",
+    "RandomBlockMasking": "nest_ssl.modules",
+    "RandomProjectionVectorQuantizer": "nest_ssl.modules",
+    "ConformerEncoder": "nest_ssl.modules",
+    "MultiSoftmaxDecoder": "nest_ssl.modules",
+    "MultiMLMLoss": "nest_ssl.modules",
+    "SpeakerNoiseAugmentation": "nest_ssl.data",
+    "MultiSpeakerNoiseAugmentation": "nest_ssl.data",
+    "EncDecMaskedTokenPredModel": "nest_ssl",
+    "EncDecDenoiseMaskedTokenPredModel": "nest_ssl",
+}
+
+_NEMO_ASR = "nemo.collections.asr"
+_NEMO = {
+    "AudioToMelSpectrogramPreprocessor": ("modules", "modules.audio_preprocessing"),
+    "SpectrogramAugmentation": ("modules", "modules.audio_preprocessing"),
+    "RandomBlockMasking": ("modules", "modules.ssl_modules", "modules.ssl_modules.masking"),
+    "RandomProjectionVectorQuantizer": ("modules", "modules.ssl_modules", "modules.ssl_modules.quantizers"),
+    "ConformerEncoder": ("modules", "modules.conformer_encoder"),
+    "MultiSoftmaxDecoder": ("modules", "modules.ssl_modules", "modules.ssl_modules.multi_softmax_decoder"),
+    "MultiMLMLoss": ("losses", "losses.ssl_losses", "losses.ssl_losses.mlm"),
+    "SpeakerNoiseAugmentation": ("modules", "modules.ssl_modules", "modules.ssl_modules.augmentation"),
+    "MultiSpeakerNoiseAugmentation": ("modules", "modules.ssl_modules", "modules.ssl_modules.augmentation"),
+    "EncDecMaskedTokenPredModel": ("models", "models.ssl_models"),
+    "EncDecDenoiseMaskedTokenPredModel": ("models", "models.ssl_models"),
+}
+
+_LIGHTNING_STRATEGIES = ("DDPStrategy", "FSDPStrategy", "SingleDeviceStrategy")
+_LIGHTNING_ROOTS = ("lightning.pytorch.strategies", "pytorch_lightning.strategies")
+
+TARGETS: dict[str, str] = {
+    **{f"{module}.{name}": name for name, module in _OURS.items()},
+    **{f"{_NEMO_ASR}.{part}.{name}": name for name, parts in _NEMO.items() for part in parts},
+    **{f"{root}.{name}": name for root in _LIGHTNING_ROOTS for name in _LIGHTNING_STRATEGIES},
+}
+"""Every accepted `_target_`, mapped to the class name it stands for."""
+
+
+def resolve_target(target: object, where: str) -> str:
+    """The class name that `_target_: target` stands for."""
+    if not isinstance(target, str) or target not in TARGETS:
+        near = difflib.get_close_matches(str(target), TARGETS, n=1, cutoff=0.6)
+        hint = f" Did you mean '{near[0]}'?" if near else ""
+        raise ValueError(f"{where}: '{target}' is not a class this program builds.{hint}")
+    return TARGETS[target]
+
+
+def nemo_target(name: str) -> str:
+    """NeMo's usual `_target_` for a class name, as its own files write it."""
+    return f"{_NEMO_ASR}.{_NEMO[name][0]}.{name}"

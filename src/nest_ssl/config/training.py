@@ -1,0 +1,173 @@
+"""The `trainer:` and `exp_manager:` sections, and the whole configuration."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from nest_ssl.config.checks import at_least
+from nest_ssl.config.model import ModelConfig
+from nest_ssl.config.targets import resolve_target
+
+
+@dataclass
+class TrainerConfig:
+    """`trainer:`: Lightning's Trainer arguments, by their own names."""
+
+    devices: int | str | list[int] = 1
+    """Devices per node; -1 or 'auto': all."""
+    num_nodes: int = 1
+    """Machines."""
+    accelerator: str = "auto"
+    """auto, cpu, gpu or mps."""
+    strategy: str | dict[str, Any] = "auto"
+    """auto, ddp and its variants, fsdp, or a `_target_` of one of Lightning's strategies."""
+    precision: int | str | None = 32
+    """32, bf16 or 16."""
+    max_epochs: int | None = None
+    min_epochs: int | None = None
+    max_steps: int = -1
+    """Optimizer steps; -1: until max_epochs."""
+    min_steps: int | None = None
+    max_time: str | dict[str, int] | None = None
+    limit_train_batches: int | float | None = None
+    limit_val_batches: int | float | None = None
+    limit_test_batches: int | float | None = None
+    limit_predict_batches: int | float | None = None
+    overfit_batches: int | float = 0.0
+    fast_dev_run: int | bool = False
+    val_check_interval: int | float | None = 1.0
+    """Validate after this share of an epoch (float) or this many batches (int)."""
+    check_val_every_n_epoch: int | None = 1
+    num_sanity_val_steps: int | None = 0
+    log_every_n_steps: int | None = 10
+    enable_checkpointing: bool | None = False
+    """Left to exp_manager."""
+    enable_progress_bar: bool | None = True
+    enable_model_summary: bool | None = None
+    accumulate_grad_batches: int = 1
+    gradient_clip_val: int | float | None = None
+    gradient_clip_algorithm: str | None = None
+    deterministic: bool | str | None = None
+    benchmark: bool | None = False
+    inference_mode: bool = True
+    use_distributed_sampler: bool = False
+    """Always false here: the batch plan gives every rank its slice."""
+    profiler: str | None = None
+    detect_anomaly: bool = False
+    sync_batchnorm: bool = False
+    """Share batch statistics between GPUs: one collective per layer."""
+    reload_dataloaders_every_n_epochs: int = 0
+    default_root_dir: str | None = None
+    logger: bool | None = False
+    """Left to exp_manager."""
+
+    def __post_init__(self) -> None:
+        at_least("trainer.num_nodes", self.num_nodes, 1)
+        at_least("trainer.accumulate_grad_batches", self.accumulate_grad_batches, 1)
+        if isinstance(self.strategy, dict):
+            name = resolve_target(self.strategy.get("_target_"), "trainer.strategy._target_")
+            if not name.endswith("Strategy"):
+                raise ValueError(f"trainer.strategy._target_: {name} is not a strategy.")
+
+
+@dataclass
+class CheckpointConfig:
+    """`exp_manager.checkpoint_callback_params:`."""
+
+    monitor: str = "val_loss"
+    mode: str = "min"
+    save_top_k: int = 3
+    """Keep this many checkpoints with the best `monitor`; -1: all."""
+    save_last: bool = True
+    every_n_train_steps: int | None = None
+    every_n_epochs: int | None = None
+    filename: str | None = None
+    dirpath: str | None = None
+    prefix: str | None = None
+    postfix: str = ".nemo"
+    verbose: bool = False
+    save_weights_only: bool = False
+    save_best_model: bool = False
+    always_save_nemo: bool = False
+    """Write a `.nemo` with every checkpoint."""
+    save_nemo_on_train_end: bool = True
+    save_on_train_epoch_end: bool = False
+    train_time_interval: str | None = None
+
+
+@dataclass
+class EarlyStoppingConfig:
+    """`exp_manager.early_stopping_callback_params:`."""
+
+    monitor: str = "val_loss"
+    mode: str = "min"
+    min_delta: float = 0.001
+    patience: int = 10
+    verbose: bool = True
+    strict: bool = True
+    check_finite: bool = True
+    stopping_threshold: float | None = None
+    divergence_threshold: float | None = None
+    log_rank_zero_only: bool = False
+
+
+@dataclass
+class EmaConfig:
+    """`exp_manager.ema:`: a running average of the weights."""
+
+    enable: bool = False
+    decay: float = 0.999
+    validate_original_weights: bool = False
+    every_n_steps: int = 1
+
+
+@dataclass
+class ExperimentConfig:
+    """`exp_manager:`: folders, loggers, checkpoints."""
+
+    exp_dir: str | None = None
+    """Root of all experiments; null: ./nest_experiments."""
+    explicit_log_dir: str | None = None
+    """This very folder, in place of exp_dir/name/version."""
+    name: str | None = None
+    version: str | None = None
+    use_datetime_version: bool = True
+    resume_if_exists: bool = False
+    resume_ignore_no_checkpoint: bool = False
+    resume_past_end: bool = False
+    resume_from_checkpoint: str | None = None
+    create_tensorboard_logger: bool = True
+    summary_writer_kwargs: dict[str, Any] | None = None
+    create_wandb_logger: bool = False
+    wandb_logger_kwargs: dict[str, Any] | None = None
+    create_checkpoint_callback: bool = True
+    checkpoint_callback_params: CheckpointConfig = field(default_factory=CheckpointConfig)
+    create_early_stopping_callback: bool = False
+    early_stopping_callback_params: EarlyStoppingConfig = field(default_factory=EarlyStoppingConfig)
+    create_preemption_callback: bool = True
+    files_to_copy: list[str] | None = None
+    log_step_timing: bool = True
+    log_local_rank_0_only: bool = False
+    log_global_rank_0_only: bool = False
+    disable_validation_on_resume: bool = True
+    max_time_per_run: str | None = None
+    seconds_to_sleep: float = 5
+    ema: EmaConfig = field(default_factory=EmaConfig)
+
+
+InitFrom = str | dict[str, Any] | None
+"""A path or hub name, or a mapping of names to {path|name, include, exclude}."""
+
+
+@dataclass
+class NestConfig:
+    """The whole yaml."""
+
+    model: ModelConfig
+    name: str = "NEST-FastConformer-SSL"
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    exp_manager: ExperimentConfig | None = field(default_factory=ExperimentConfig)
+    init_from_nemo_model: InitFrom = None
+    init_from_ptl_ckpt: InitFrom = None
+    init_from_pretrained_model: InitFrom = None

@@ -1,0 +1,65 @@
+"""Keys that NeMo's files hold and NEST does not use: accepted, dropped, and named in one line of the log."""
+
+from __future__ import annotations
+
+from nest_ssl.config.data import UNUSED_DATASET_KEYS
+
+UNUSED_MODEL_KEYS: dict[str, str] = {
+    "spec_augment": "NEST masks by `masking`; NeMo keeps this section only because its base class asks for it",
+    "skip_nan_grad": "non-finite steps are always skipped, on all ranks together",
+    "variational_noise": "not part of NEST",
+    "loss_list": "belongs to NeMo's contrastive models",
+    "target": "NeMo's note of the class that saved the file",
+    "nemo_version": "NeMo's note of the version that saved the file",
+    "nest_ssl_version": "our note of the version that saved the file",
+    "labels": "there are no transcripts in pre-training",
+    "tokenizer": "there are no transcripts in pre-training",
+    "preprocessor.rng": "NeMo's narrow-band augmentation",
+    "preprocessor.nb_max_freq": "NeMo's narrow-band augmentation",
+    "preprocessor.use_torchaudio": "deprecated in NeMo; the result does not depend on it",
+    "preprocessor.stft_exact_pad": "deprecated in NeMo; without effect there too",
+    "preprocessor.stft_conv": "deprecated in NeMo; without effect there too",
+}
+
+UNUSED_ROOT_KEYS: dict[str, str] = {
+    "exp_manager.log_delta_step_timing": "step times are always logged",
+    "exp_manager.step_timing_kwargs": "step times are always logged",
+    "exp_manager.log_tflops_per_sec_per_gpu": "speed is logged in audio-seconds per second",
+    **{
+        f"exp_manager.create_{name}": "that service of NeMo is not part of nest-ssl"
+        for name in (
+            "mlflow_logger",
+            "dllogger_logger",
+            "clearml_logger",
+            "neptune_logger",
+            "ipl_epoch_stopper_callback",
+            "straggler_detection_callback",
+            "fault_tolerance_callback",
+        )
+    },
+    **{
+        f"exp_manager.{name}": "that service of NeMo is not part of nest-ssl"
+        for name in (
+            "mlflow_logger_kwargs",
+            "dllogger_logger_kwargs",
+            "clearml_logger_kwargs",
+            "neptune_logger_kwargs",
+            "ipl_epoch_stopper_callback_params",
+            "straggler_detection_params",
+            "fault_tolerance",
+        )
+    },
+    "exp_manager.checkpoint_callback_params.filepath": "the folder is `dirpath`",
+    "exp_manager.checkpoint_callback_params.model_parallel_size": "there is no model parallelism here",
+    "exp_manager.checkpoint_callback_params.async_save": "checkpoints are written at once, and atomically",
+    "exp_manager.checkpoint_callback_params.save_last_n_optim_states": "every checkpoint holds the optimizer",
+    "exp_manager.checkpoint_callback_params.auto_insert_metric_name": "names are always written out",
+}
+
+
+def unused_keys(model_prefix: str = "model") -> dict[str, str]:
+    """All unused keys as dotted paths, for a model section that stands under `model_prefix`."""
+    keys = {f"{model_prefix}.{key}": reason for key, reason in UNUSED_MODEL_KEYS.items()}
+    for section in ("train_ds", "validation_ds", "test_ds"):
+        keys.update({f"{model_prefix}.{section}.{key}": reason for key, reason in UNUSED_DATASET_KEYS.items()})
+    return keys | UNUSED_ROOT_KEYS
