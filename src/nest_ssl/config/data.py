@@ -148,4 +148,3 @@ UNUSED_DATASET_KEYS: dict[str, str] = {
     "pad_id": "there are no transcripts in pre-training",
 }
 """NeMo's keys of a dataset section that NEST does not use, with the reason."""
-
