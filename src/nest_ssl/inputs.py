@@ -80,7 +80,7 @@ def either(signal: Signal | None, mels: Mels | None, signal_name: str, mels_name
 def _checked_length(name: str, length: Tensor, x: Tensor, longest: int, values: bool) -> Tensor:
     if length.ndim != 1 or length.shape[0] != x.shape[0]:
         raise ValueError(
-            f"{name}_length: expected {x.shape[0]} lengths, one for each row of {name}, got shape {tuple(length.shape)}."
+            f"{name}_length: expected {x.shape[0]} lengths, one a row of {name}, got shape {tuple(length.shape)}."
         )
     if length.is_floating_point() or length.dtype == torch.bool or length.is_complex():
         raise ValueError(f"{name}_length: expected integers, got {length.dtype}.")

@@ -47,7 +47,7 @@ class EncDecMaskedTokenPredModel(nn.Module):
     """Masked token prediction without noise: the clean audio is also the input."""
 
     def __init__(self, cfg: Any, trainer: Any = None) -> None:
-        """`cfg` is NeMo's `model:` section as a dict, DictConfig or dataclass. `trainer` stands where NeMo's users put it."""
+        """`cfg` is NeMo's `model:` section as a dict, DictConfig or dataclass; `trainer` is kept for whoever attaches one."""
         super().__init__()
         self.cfg: ModelConfig = model_config(cfg)
         self.trainer = trainer
@@ -138,7 +138,8 @@ class EncDecMaskedTokenPredModel(nn.Module):
         features_BDT = clean.mels_BMT
         if self.pre_encoder is not None:
             features_BDT = self.encoder.pre_encode(features_BDT.transpose(1, 2), clean.length)[0].transpose(1, 2)
-        return self.quantizer(input_signal=features_BDT)[1]  # type: ignore[no-any-return]
+        tokens_BSH: Tensor = self.quantizer(input_signal=features_BDT)[1]
+        return tokens_BSH
 
     def _mask_and_encode(
         self, noisy: Mels, apply_mask: bool, generator: torch.Generator | None
@@ -218,11 +219,12 @@ class MaskedSubsampling(nn.Module):
         self.masking = masking
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        return self.pre_encode(x, lengths)  # type: ignore[no-any-return]
+        subsampled: tuple[Tensor, Tensor] = self.pre_encode(x, lengths)
+        return subsampled
 
 
 def effective_sections(cfg: ModelConfig) -> ModelConfig:
-    """The sections as the modules need them: post_conv works on subsampled frames. `cfg` itself stays as the user wrote it."""
+    """The sections as the modules need them: post_conv works on subsampled frames. `cfg` stays as the user wrote it."""
     if cfg.mask_position != "post_conv":
         return cfg
     width, factor = cfg.encoder.d_model, cfg.encoder.subsampling_factor
@@ -235,7 +237,7 @@ def effective_sections(cfg: ModelConfig) -> ModelConfig:
 
 
 def gather_places(selected_N: Tensor, num_places: int) -> tuple[Tensor, Tensor]:
-    """Indices (G,) of the selected entries, in order, and which of the G places are filled; the rest point at entry 0."""
+    """Indices (G,) of the selected entries, in order, and which of the G places are filled; the rest hold 0."""
     place_N = selected_N.cumsum(0) - 1
     place_N = torch.where(selected_N & (place_N < num_places), place_N, num_places)
     index_N = torch.arange(selected_N.shape[0], device=selected_N.device)

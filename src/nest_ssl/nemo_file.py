@@ -65,7 +65,7 @@ def read_nemo(path: str | Path, map_location: Any = "cpu") -> NemoFile:
 
 
 def write_nemo(path: str | Path, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
-    """Write a `.nemo` file: to a temporary file beside `path`, synced, then renamed, so it appears whole or not at all."""
+    """Write a `.nemo` file: a temporary file beside `path`, synced, then renamed, so it appears whole or not at all."""
     path = Path(path)
     buffer = io.BytesIO()
     torch.save({name: tensor.detach().cpu() for name, tensor in weights.items()}, buffer)

@@ -25,7 +25,18 @@ MODELS: dict[str, type[EncDecMaskedTokenPredModel]] = {
 }
 
 # NeMo's `.ckpt` files hold their configuration as omegaconf objects: exactly these, and nothing else, may be built.
-_CKPT_GLOBALS = [DictConfig, ListConfig, ContainerMetadata, Metadata, AnyNode, Any, dict, list, int, defaultdict]
+_CKPT_GLOBALS: list[Any] = [
+    DictConfig,
+    ListConfig,
+    ContainerMetadata,
+    Metadata,
+    AnyNode,
+    Any,
+    dict,
+    list,
+    int,
+    defaultdict,
+]
 
 
 def load(path: str | Path, map_location: Any = "cpu", strict: bool = True) -> EncDecMaskedTokenPredModel:
@@ -48,12 +59,13 @@ def load(path: str | Path, map_location: Any = "cpu", strict: bool = True) -> En
 def fill(model: torch.nn.Module, weights: dict[str, Tensor], where: str, *, strict: bool = True) -> None:
     """Copy `weights` into `model`; what does not fit is listed."""
     own = model.state_dict()
-    shapes = {
-        k: (tuple(v.shape), tuple(own[k].shape)) for k, v in weights.items() if k in own and v.shape != own[k].shape
-    }
-    if shapes:
-        listed = [f"{k}: {found} in the file, {wanted} in the model" for k, (found, wanted) in shapes.items()]
-        raise CheckpointError(f"{where}: {len(shapes)} parameters have other shapes:\n{_listing(listed)}")
+    misshapen = [
+        f"{name}: {tuple(weights[name].shape)} in the file, {tuple(own[name].shape)} in the model"
+        for name in sorted(own.keys() & weights.keys())
+        if weights[name].shape != own[name].shape
+    ]
+    if misshapen:
+        raise CheckpointError(f"{where}: {len(misshapen)} parameters have other shapes:\n{_listing(misshapen)}")
     missing = sorted(own.keys() - weights.keys())
     unexpected = sorted(weights.keys() - own.keys())
     if missing or unexpected:

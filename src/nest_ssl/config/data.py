@@ -42,7 +42,7 @@ class AugmentorConfig:
     max_num_speakers: int = 4
     """Most speakers added."""
     keep_unselected_noise: bool = True
-    """Add the sampled noise at its own level to utterances that were not selected, as NeMo does; false: leave them clean."""
+    """Add the sampled noise at its own level to utterances that were not selected, as NeMo does; false: stay clean."""
 
     def __post_init__(self) -> None:
         where = "batch_augmentor"

@@ -29,7 +29,7 @@ class PreprocessorConfig:
     window: str | None = "hann"
     """hann, hamming, blackman, bartlett, or none (rectangular)."""
     normalize: str | dict[str, Any] | None = "per_feature"
-    """per_feature (each mel band of each utterance to mean 0, std 1), all_features (each utterance as a whole); null, none, NA: not."""
+    """Mean 0 and std 1 of each band of an utterance (per_feature) or of all (all_features); null, none and NA: neither."""
     n_fft: int | None = None
     """Size of the Fourier transform; null: the next power of two of the window."""
     preemph: float | None = 0.97
@@ -175,7 +175,7 @@ class EncoderConfig:
     subsampling_factor: int = 4
     """2, 4, 8, or any other power of two."""
     subsampling_conv_chunking_factor: int = 1
-    """NeMo splits its convolution by this to save memory; the result does not depend on it, and here nothing is split."""
+    """NeMo splits its convolution by this to save memory; the result does not depend on it; nothing is split here."""
     subsampling_conv_channels: int = -1
     """Channels of the subsampling; -1: d_model."""
     reduction: str | None = None
@@ -264,10 +264,9 @@ class EncoderConfig:
             raise ValueError(f"{where}.conv_kernel_size: {self.conv_kernel_size} is even; it must be odd.")
         for name in ("dropout", "dropout_pre_encoder", "dropout_emb", "dropout_att", "stochastic_depth_drop_prob"):
             probability(f"{where}.{name}", getattr(self, name), below_one=True)
-        if not 1 <= self.stochastic_depth_start_layer <= self.n_layers:
-            raise ValueError(
-                f"{where}.stochastic_depth_start_layer: {self.stochastic_depth_start_layer} is not in 1..{self.n_layers}."
-            )
+        start = self.stochastic_depth_start_layer
+        if not 1 <= start <= self.n_layers:
+            raise ValueError(f"{where}.stochastic_depth_start_layer: {start} is not in 1..{self.n_layers}.")
         _ = self.attention_contexts, self.attention_context_probs, self.conv_context, self.num_norm_groups
 
     @property
@@ -310,7 +309,8 @@ class EncoderConfig:
             return kernel - 1, 0
         if isinstance(given, str) or len(given) != 2 or sum(given) + 1 != kernel or min(given) < 0:
             raise ValueError(
-                f"encoder.conv_context_size: {given!r} is not null, 'causal' or [left, right] with left + right + 1 = {kernel}."
+                f"encoder.conv_context_size: {given!r} is not null, 'causal' or [left, right] "
+                f"with left + right + 1 = {kernel}."
             )
         return given[0], given[1]
 

@@ -32,14 +32,15 @@ class MultiHeadAttention(nn.Module):
         scores_BHSS = self._scores(q_BHSC, k_BHSC, pos_emb_1RD) / math.sqrt(q_BHSC.shape[-1])
         weights_BHSS = torch.softmax(scores_BHSS.masked_fill(~visible_B1SS, _MASKED), dim=-1)
         weights_BHSS = self.dropout(weights_BHSS.masked_fill(~visible_B1SS, 0.0))
-        return self.linear_out((weights_BHSS @ v_BHSC).transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+        out_BSD: Tensor = self.linear_out((weights_BHSS @ v_BHSC).transpose(1, 2).flatten(2))
+        return out_BSD
 
     def _scores(self, q_BHSC: Tensor, k_BHSC: Tensor, pos_emb_1RD: Tensor | None) -> Tensor:
         return q_BHSC @ k_BHSC.transpose(2, 3)
 
     def _split(self, x_BSD: Tensor) -> Tensor:
         """(B, S, D) -> (B, H, S, C)"""
-        return x_BSD.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+        return x_BSD.view(*x_BSD.shape[:2], self.n_heads, -1).transpose(1, 2)
 
 
 class RelPositionMultiHeadAttention(MultiHeadAttention):
@@ -82,4 +83,4 @@ def distances_to_keys(scores_BHSR: Tensor) -> Tensor:
         return scores_BHSR
     rows = 2 * num_frames - 2
     flat = scores_BHSR.flatten(2)[..., num_frames - 1 : num_frames - 1 + num_frames * rows]
-    return flat.unflatten(-1, (num_frames, rows))[..., :num_frames]
+    return flat.view(*flat.shape[:2], num_frames, rows)[..., :num_frames]

@@ -131,7 +131,8 @@ class ConformerLayer(nn.Module):
         x_BSD = x_BSD + self.dropout(self.self_attn(self.norm_self_att(x_BSD), visible_B1SS, pos_emb_1RD))
         x_BSD = x_BSD + self.dropout(self.conv(self.norm_conv(x_BSD), valid_BS))
         x_BSD = x_BSD + 0.5 * self.dropout(self.feed_forward2(self.norm_feed_forward2(x_BSD)))
-        return self.norm_out(x_BSD)  # type: ignore[no-any-return]
+        out_BSD: Tensor = self.norm_out(x_BSD)
+        return out_BSD
 
 
 class FeedForward(nn.Module):
@@ -142,7 +143,8 @@ class FeedForward(nn.Module):
         self.linear2 = nn.Linear(cfg.d_model * cfg.ff_expansion_factor, cfg.d_model, bias=cfg.use_bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear2(self.dropout(F.silu(self.linear1(x))))  # type: ignore[no-any-return]
+        out: Tensor = self.linear2(self.dropout(F.silu(self.linear1(x))))
+        return out
 
 
 class ConformerConvolution(nn.Module):
@@ -165,14 +167,16 @@ class ConformerConvolution(nn.Module):
             x_BDS = self.batch_norm(x_BDS.transpose(1, 2)).transpose(1, 2)
         else:
             x_BDS = self.batch_norm(x_BDS)
-        return self.pointwise_conv2(F.silu(x_BDS)).transpose(1, 2)  # type: ignore[no-any-return]
+        out_BSD: Tensor = self.pointwise_conv2(F.silu(x_BDS)).transpose(1, 2)
+        return out_BSD
 
 
 def convolution_norm(cfg: EncoderConfig) -> nn.Module:
     if cfg.num_norm_groups is not None:
         return nn.GroupNorm(cfg.num_norm_groups, cfg.d_model)
-    norms = {"batch_norm": nn.BatchNorm1d, "instance_norm": nn.InstanceNorm1d, "layer_norm": nn.LayerNorm}
-    return norms[cfg.conv_norm_type](cfg.d_model)
+    if cfg.conv_norm_type == "layer_norm":
+        return nn.LayerNorm(cfg.d_model)
+    return nn.BatchNorm1d(cfg.d_model) if cfg.conv_norm_type == "batch_norm" else nn.InstanceNorm1d(cfg.d_model)
 
 
 def layer_drop_probs(cfg: EncoderConfig) -> list[float]:

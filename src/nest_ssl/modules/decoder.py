@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from nest_ssl.config import DecoderConfig
 
-_INITS = {
+_INITS: dict[str, Callable[[Tensor], Tensor]] = {
     "xavier_uniform": nn.init.xavier_uniform_,
     "xavier_normal": nn.init.xavier_normal_,
     "kaiming_uniform": lambda weight: nn.init.kaiming_uniform_(weight, nonlinearity="relu"),
@@ -41,4 +42,4 @@ class MultiSoftmaxDecoder(nn.Module):
         conv = self.decoder_layers[0]
         assert isinstance(conv, nn.Conv1d)
         logits = F.linear(x_D, conv.weight[:, :, 0], conv.bias)
-        return logits.unflatten(-1, (self.cfg.num_classes, self.cfg.num_decoders))
+        return logits.view(*logits.shape[:-1], self.cfg.num_classes, self.cfg.num_decoders)

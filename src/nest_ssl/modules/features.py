@@ -40,7 +40,8 @@ class AudioToMelSpectrogramPreprocessor(nn.Module):
         self, input_signal: Tensor, length: Tensor, *, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
         with torch.autocast(input_signal.device.type, enabled=False):
-            return self.featurizer(input_signal.float(), length, generator)  # type: ignore[no-any-return]
+            mels: tuple[Tensor, Tensor] = self.featurizer(input_signal.float(), length, generator)
+        return mels
 
 
 class MelFeaturizer(nn.Module):

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
 
 from nest_ssl.config import LossConfig
 
@@ -43,12 +42,5 @@ class MultiMLMLoss(nn.Module):
         """(B, S) true where more than `mask_threshold` of a token's frames are masked."""
         step = self.cfg.combine_time_steps
         num_tokens = mask_BT.shape[1] // step
-        shares_BS = mask_BT[:, : num_tokens * step].float().unflatten(1, (num_tokens, step)).mean(2)
+        shares_BS = mask_BT[:, : num_tokens * step].float().reshape(-1, num_tokens, step).mean(2)
         return shares_BS > self.cfg.mask_threshold
-
-    @staticmethod
-    def of_logits(logits_NKH: Tensor, targets_NH: Tensor, counts_N: Tensor) -> Tensor:
-        """The same loss from the logits of gathered tokens, of which only those with `counts_N` count."""
-        nll_NH = F.cross_entropy(logits_NKH.float(), targets_NH, reduction="none")
-        count = counts_N.sum().clamp(min=1) * targets_NH.shape[1]
-        return torch.where(counts_N[:, None], nll_NH, 0.0).sum() / count

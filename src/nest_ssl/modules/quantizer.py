@@ -50,12 +50,12 @@ class RandomProjectionVectorQuantizer(nn.Module):
         return quantized, tokens_BSH
 
     def _project(self, x_BTD: Tensor) -> Tensor:
-        """(B, S, H, C) unit vectors, one for every `combine_time_steps` frames; an incomplete last group is left out."""
+        """(B, S, H, C) unit vectors, one for `combine_time_steps` frames; an incomplete last group is left out."""
         cfg = self.cfg
         num_tokens = x_BTD.shape[1] // cfg.combine_time_steps
         stacked = x_BTD[:, : num_tokens * cfg.combine_time_steps].reshape(x_BTD.shape[0], num_tokens, -1)
         projected = F.linear(stacked, self.proj.weight.float())
-        return F.normalize(projected.unflatten(-1, (cfg.num_books, cfg.code_dim)), dim=-1)
+        return F.normalize(projected.view(*projected.shape[:2], cfg.num_books, cfg.code_dim), dim=-1)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RandomProjectionVectorQuantizer:
         """Move as asked, but keep the precision: a model cast to bf16 must still see the same targets."""
@@ -68,8 +68,8 @@ class RandomProjectionVectorQuantizer(nn.Module):
 
 
 def nearest_code(x_BSC: Tensor, codebook_KC: Tensor) -> Tensor:
-    """(B, S) nearest code; both sides are unit vectors, so argmin of L2 and of angle are both argmax of the dot product."""
+    """(B, S) nearest code; both sides are unit vectors, so least L2 and least angle are the largest dot product."""
     rows = max(1, _CHUNK_BYTES // (codebook_KC.shape[0] * codebook_KC.element_size()))
     flat = x_BSC.reshape(-1, x_BSC.shape[-1]).to(codebook_KC.dtype)
-    codes = [(chunk @ codebook_KC.T).argmax(dim=-1) for chunk in flat.split(rows)]
+    codes = [(chunk @ codebook_KC.T).argmax(dim=-1) for chunk in torch.split(flat, rows)]
     return torch.cat(codes).view(x_BSC.shape[:-1]) if codes else flat.new_zeros(x_BSC.shape[:-1], dtype=torch.long)
