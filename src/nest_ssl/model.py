@@ -47,7 +47,7 @@ class EncDecMaskedTokenPredModel(nn.Module):
     """Masked token prediction without noise: the clean audio is also the input."""
 
     def __init__(self, cfg: Any, trainer: Any = None) -> None:
-        """`cfg` is NeMo's `model:` section as a dict, DictConfig or dataclass; `trainer` is kept for whoever attaches one."""
+        """`cfg` is NeMo's `model:` section as a dict, DictConfig or dataclass; `trainer` is kept for its user."""
         super().__init__()
         self.cfg: ModelConfig = model_config(cfg)
         self.trainer = trainer

@@ -29,7 +29,7 @@ class PreprocessorConfig:
     window: str | None = "hann"
     """hann, hamming, blackman, bartlett, or none (rectangular)."""
     normalize: str | dict[str, Any] | None = "per_feature"
-    """Mean 0 and std 1 of each band of an utterance (per_feature) or of all (all_features); null, none and NA: neither."""
+    """Mean 0, std 1 of each band of an utterance (per_feature) or of all (all_features); null, none and NA: neither."""
     n_fft: int | None = None
     """Size of the Fourier transform; null: the next power of two of the window."""
     preemph: float | None = 0.97
