@@ -48,8 +48,7 @@ def train_inputs(batch: dict[str, Tensor]) -> dict[str, Tensor]:
 def test_masked_loss_equals_the_loss_of_the_full_forward(name: str) -> None:
     likely = {} if name == "separate_blocks" else {"masking.mask_prob": 0.1}
     model = tiny_model({**NO_DROPOUT, **VARIANTS[name], **likely, "encoder.stochastic_depth_drop_prob": 0.0})
-    if name != "several_contexts":
-        model.train()  # batch statistics; with several contexts the two passes would draw two of them
+    model.train(name != "several_contexts")  # there, two passes in training would draw two contexts
     batch = noise_batch(LENGTHS)
     model.zero_grad()
     log_probs, lengths, masks, tokens = model(
