@@ -78,6 +78,8 @@ def test_modules_and_model_hold_no_debug_code() -> None:
     for path in [SOURCE / "model.py", *(SOURCE / "modules").glob("*.py")]:
         tree = ast.parse(path.read_text())
         assert not [node for node in ast.walk(tree) if isinstance(node, ast.Try)], path
-        calls = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+        calls = {
+            node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        }
         assert "print" not in calls, path
         assert not any("distributed" in name for name in imported(path)), path

@@ -7,7 +7,17 @@ import re
 import subprocess
 import sys
 
-HEAVY = ("lightning", "transformers", "lhotse", "webdataset", "tensorboard", "matplotlib", "soundfile", "pandas", "typer")
+HEAVY = (
+    "lightning",
+    "transformers",
+    "lhotse",
+    "webdataset",
+    "tensorboard",
+    "matplotlib",
+    "soundfile",
+    "pandas",
+    "typer",
+)
 
 
 def runtime_packages() -> set[str]:

@@ -40,7 +40,13 @@ def plain(config: Any) -> Any:
     return config
 
 
-def parse(schema: type[T], config: Any, where: str = "", unused: Mapping[str, str] | None = None) -> T:
+def parse(
+    schema: type[T],
+    config: Any,
+    where: str = "",
+    unused: Mapping[str, str] | None = None,
+    report_level: int = logging.INFO,
+) -> T:
     """`config` (a mapping, DictConfig or dataclass) as an instance of the dataclass `schema`.
 
     `where` is the key under which `config` stands, for messages. `unused` maps dotted keys that NeMo has and
@@ -52,7 +58,7 @@ def parse(schema: type[T], config: Any, where: str = "", unused: Mapping[str, st
     dropped: list[str] = []
     data = _checked(schema, data, where, unused or {}, dropped)
     if dropped:
-        log.info("config keys of NeMo that NEST does not use, ignored: %s", ", ".join(sorted(dropped)))
+        log.log(report_level, "config keys of NeMo that NEST does not use, ignored: %s", ", ".join(sorted(dropped)))
     try:
         return dacite.from_dict(schema, data, dacite.Config(type_hooks={float: _as_float}))
     except dacite.WrongTypeError as error:

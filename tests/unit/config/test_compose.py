@@ -134,7 +134,7 @@ def test_sizes_work_with_our_yaml_and_with_nemos(nemo_yaml: Path, override: str)
     ],
 )
 def test_a_wrong_value_is_an_error_that_names_the_key_and_the_way_out(override: str, words: str) -> None:
-    with pytest.raises(ValueError) as raised:  # noqa: PT011
+    with pytest.raises(ValueError) as raised:
         compose(overrides=[override])
     assert words in str(raised.value)
 
