@@ -33,30 +33,37 @@ def decode(
     source: str | Path | bytes, name: str, *, offset_s: float = 0.0, duration_s: float | None = None
 ) -> tuple[Samples, int]:
     """(N, C) float32 from `offset_s` on, and the file's sample rate."""
-    with _open_stream(source, name) as (container, stream):
+    with open_stream(source, name) as (container, stream):
+        blocks_NC = list(blocks(container, stream, offset_s=offset_s, duration_s=duration_s))
         rate = int(stream.rate)
-        start = int(offset_s * rate)
-        stop = None if duration_s is None else start + int(duration_s * rate)
-        blocks_NC = []
-        for position, block_NC in _decoded(container, stream, offset_s):
-            if stop is not None and position >= stop:
-                break
-            blocks_NC.append(block_NC[max(start - position, 0) : None if stop is None else stop - position])
-        if not blocks_NC:
-            return np.zeros((0, 1), dtype=np.float32), rate
-        return np.concatenate(blocks_NC), rate
+    return (np.concatenate(blocks_NC) if blocks_NC else np.zeros((0, 1), dtype=np.float32)), rate
 
 
 def measure(source: str | Path | bytes, name: str) -> AudioInfo:
     """Counts the samples by decoding: such containers state no length, or a rounded one."""
-    with _open_stream(source, name) as (container, stream):
-        num_samples = sum(len(block_NC) for _, block_NC in _decoded(container, stream, 0.0))
-        label = f"{container.format.name.split(',')[0]}/{stream.codec_context.name}"
-        return AudioInfo(int(stream.rate), num_samples, int(stream.channels), label)
+    with open_stream(source, name) as (container, stream):
+        return stream_info(container, stream, sum(len(block_NC) for block_NC in blocks(container, stream)))
+
+
+def stream_info(container: Any, stream: Any, num_samples: int) -> AudioInfo:
+    label = f"{container.format.name.split(',')[0]}/{stream.codec_context.name}"
+    return AudioInfo(int(stream.rate), num_samples, int(stream.channels), label)
+
+
+def blocks(container: Any, stream: Any, *, offset_s: float = 0.0, duration_s: float | None = None) -> Iterator[Samples]:
+    """Blocks (N, C), none empty, from `offset_s` on."""
+    start = int(offset_s * stream.rate)
+    stop = None if duration_s is None else start + int(duration_s * stream.rate)
+    for position, block_NC in _decoded(container, stream, offset_s):
+        if stop is not None and position >= stop:
+            return
+        inside_NC = block_NC[max(start - position, 0) : None if stop is None else stop - position]
+        if len(inside_NC):
+            yield inside_NC
 
 
 @contextmanager
-def _open_stream(source: str | Path | bytes, name: str) -> Iterator[tuple[Any, Any]]:
+def open_stream(source: str | Path | bytes, name: str) -> Iterator[tuple[Any, Any]]:
     """The container and its first audio stream; FFmpeg's errors become AudioError."""
     try:
         import av
