@@ -56,11 +56,10 @@ def open_index(manifest: str) -> ManifestIndex:
     try:
         status = os.stat(manifest)
         if not os.path.isfile(manifest):
-            raise ManifestError(f"{manifest}: not a regular file. Give a JSON-lines manifest.")
+            raise ManifestError(manifest, "not a regular file", "Give a JSON-lines manifest.")
     except FileNotFoundError:
-        raise ManifestError(
-            f"{manifest}: no such manifest. 'nest-ssl prepare FOLDER --output {manifest}' writes one."
-        ) from None
+        way_out = f"'nest-ssl prepare FOLDER --output {manifest}' writes one."
+        raise ManifestError(manifest, "no such manifest", way_out) from None
     places = [Path(f"{manifest}.idx"), _cache_path(manifest)]
     for place in places:
         index = _load(place, status)
@@ -78,9 +77,9 @@ def open_index(manifest: str) -> ManifestIndex:
             logger.warning("%s: its folder cannot be written (%s); the index is %s", manifest, failures[0], place)
         index = _load(place, status)
         if index is None:
-            raise ManifestError(f"{manifest}: changed while it was read. Wait until it is written, and start again.")
+            raise ManifestError(manifest, "changed while it was read", "Wait until it is written, and start again.")
         return index
-    raise ManifestError(f"{manifest}: no place for its index ({'; '.join(failures)}). Set NEST_SSL_CACHE_DIR.")
+    raise ManifestError(manifest, f"no place for its index ({'; '.join(failures)})", "Set NEST_SSL_CACHE_DIR.")
 
 
 def _cache_path(manifest: str) -> Path:
