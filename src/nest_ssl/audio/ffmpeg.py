@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from nest_ssl.audio.signal import Samples
-from nest_ssl.audio.types import AudioError, AudioInfo
+from nest_ssl.audio.types import AudioInfo
 
-INSTALL_HINT = "Install the second decoder: pip install 'nest-ssl[decoders]'."
+INSTALL_HINT = "not installed; it reads more formats: pip install 'nest-ssl[decoders]'"
 CONTAINERS = (
     "aac,ac3,aiff,amr,ape,asf,avi,caf,dts,eac3,flac,flv,g722,gsm,"
     "matroska,mov,mp3,mp4,mpeg,mpegts,ogg,tta,w64,wav,webm,wv"
@@ -27,6 +27,10 @@ SEEKABLE = ("matroska", "mov", "asf")
 """Containers with an index and time stamps; the others are decoded from their start."""
 PREROLL_S = 0.5
 """Decoded and dropped before an offset: Opus and AAC need up to 80 ms to settle."""
+
+
+class CannotDecodeError(Exception):
+    """FFmpeg does not make audio of this, either."""
 
 
 def decode(
@@ -64,11 +68,11 @@ def blocks(container: Any, stream: Any, *, offset_s: float = 0.0, duration_s: fl
 
 @contextmanager
 def open_stream(source: str | Path | bytes, name: str) -> Iterator[tuple[Any, Any]]:
-    """The container and its first audio stream; FFmpeg's errors become AudioError."""
+    """The container and its first audio stream; FFmpeg's errors become CannotDecodeError."""
     try:
         import av
     except ModuleNotFoundError:
-        raise AudioError(name, f"libsndfile does not read this file. {INSTALL_HINT}") from None
+        raise CannotDecodeError(INSTALL_HINT) from None
     # A file object, never a path: FFmpeg must not take a name for a URL, nor a picture's name for a sequence.
     with io.BytesIO(source) if isinstance(source, bytes) else open(os.fspath(source), "rb") as file:
         extension = Path(name).suffix.lower()
@@ -79,12 +83,12 @@ def open_stream(source: str | Path | bytes, name: str) -> Iterator[tuple[Any, An
             with av.open(file, format=raw_format, options=options, metadata_errors="replace") as container:
                 stream = next(iter(container.streams.audio), None)
                 if stream is None:
-                    raise AudioError(name, "no audio in it")
+                    raise CannotDecodeError("no audio in it")
                 if stream.codec_context is None:
-                    raise AudioError(name, "no decoder knows its encoding")
+                    raise CannotDecodeError("unknown encoding")
                 yield container, stream
         except av.error.FFmpegError as error:
-            raise AudioError(name, f"not decodable as audio ({error.strerror})") from None
+            raise CannotDecodeError(error.strerror) from None
 
 
 def _decoded(container: Any, stream: Any, offset_s: float) -> Iterator[tuple[int, Samples]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,8 +29,8 @@ def audio_info(source: str | Path | bytes, *, name: str | None = None) -> AudioI
         with sndfile.open_sound(source) as sound:
             info = sndfile.sound_info(sound)
     except sndfile.CannotOpenError as error:
-        _check_second_decoder_may_try(source, name, str(error))
-        info = ffmpeg.measure(source, name)
+        with _second_decoder(source, name, str(error)):
+            info = ffmpeg.measure(source, name)
     _check_rate(info.sample_rate, name)
     return info
 
@@ -90,8 +91,7 @@ def verify_audio(
             promised = max(info.num_samples - start, 0)
             num_samples = _count_finite(sndfile.blocks(sound, name, start=start, num_samples=wanted), name)
     except sndfile.CannotOpenError as error:
-        _check_second_decoder_may_try(source, name, str(error))
-        with ffmpeg.open_stream(source, name) as (container, stream):
+        with _second_decoder(source, name, str(error)), ffmpeg.open_stream(source, name) as (container, stream):
             blocks = ffmpeg.blocks(container, stream, offset_s=offset_s, duration_s=duration_s)
             num_samples = _count_finite(blocks, name)
             info = ffmpeg.stream_info(container, stream, num_samples)
@@ -137,8 +137,8 @@ def _decode(
             promised = max(sound.frames - start, 0)
             samples = sndfile.read_samples(sound, name, start=start, num_samples=wanted, int_values=int_values)
     except sndfile.CannotOpenError as error:
-        _check_second_decoder_may_try(source, name, str(error))
-        samples, rate = ffmpeg.decode(source, name, offset_s=offset_s, duration_s=duration_s)
+        with _second_decoder(source, name, str(error)):
+            samples, rate = ffmpeg.decode(source, name, offset_s=offset_s, duration_s=duration_s)
         _check_rate(rate, name)
         wanted = None if duration_s is None else int(duration_s * rate)
     _check_length(len(samples), promised if wanted is None else wanted, rate, offset_s, name)
@@ -152,6 +152,16 @@ def _name(source: str | Path | bytes, name: str | None) -> str:
 def _check_rate(rate: int, name: str) -> None:
     if not MIN_RATE <= rate <= MAX_RATE:
         raise AudioError(name, f"sample rate {rate} Hz is not between {MIN_RATE} and {MAX_RATE} Hz: a broken header")
+
+
+@contextmanager
+def _second_decoder(source: str | Path | bytes, name: str, first_reason: str) -> Iterator[None]:
+    """Lets FFmpeg try what libsndfile did not open; if it fails too, both reasons are given."""
+    _check_second_decoder_may_try(source, name, first_reason)
+    try:
+        yield
+    except ffmpeg.CannotDecodeError as error:
+        raise AudioError(name, f"libsndfile: {first_reason}; FFmpeg: {error}") from None
 
 
 def _check_second_decoder_may_try(source: str | Path | bytes, name: str, reason: str) -> None:

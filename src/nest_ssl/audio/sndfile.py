@@ -30,7 +30,9 @@ def open_sound(source: str | Path | bytes) -> Any:
     try:
         sound = soundfile.SoundFile(io.BytesIO(source) if isinstance(source, bytes) else os.fspath(source))
     except soundfile.LibsndfileError as error:
-        raise CannotOpenError(error.error_string.rstrip(".")) from None
+        # Code 7 speaks of pipes, but is what mpg123 gives for a file named .mp3 that is none.
+        reason = "format not recognised" if error.code in (1, 7) else error.error_string.rstrip(".")
+        raise CannotOpenError(reason) from None
     except TypeError:  # soundfile's answer to names in .raw: it wants to be told rate and channels
         raise CannotOpenError("raw samples without a header") from None
     if sound.frames >= np.iinfo(np.int64).max:  # FLAC written to a pipe; libsndfile cannot read it to its end
