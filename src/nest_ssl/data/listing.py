@@ -6,9 +6,10 @@ import heapq
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from nest_ssl.data.manifest_parse import ManifestError, parse_line
 from nest_ssl.data.manifest_paths import resolve_audio_path
@@ -80,38 +81,24 @@ def _folder_entries(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator
 
 def _sorted_names(folder: str) -> Iterator[str]:
     """Names in a folder by their bytes; in constant memory, however many there are."""
-    with tempfile.TemporaryDirectory() as spill:
-        runs: list[str] = []
-        names: list[bytes] = []
+    names: list[bytes] = []
+    with ExitStack() as stack:
+        runs: list[Iterator[bytes]] = []
         with os.scandir(folder) as scan:
             for entry in scan:
                 names.append(os.fsencode(entry.name))
                 if len(names) >= NAMES_IN_MEMORY:
-                    runs.append(_write_run(spill, len(runs), names))
+                    runs.append(_spilled(sorted(names), stack.enter_context(tempfile.TemporaryFile())))
                     names = []
-        names.sort()
-        if not runs:
-            yield from map(os.fsdecode, names)
-            return
-        files = [open(run, "rb") for run in runs]  # noqa: SIM115
-        try:
-            for name in heapq.merge(*[_read_run(file) for file in files], names):
-                yield os.fsdecode(name)
-        finally:
-            for file in files:
-                file.close()
+        for name in heapq.merge(*runs, sorted(names)):
+            yield os.fsdecode(name)
 
 
-def _write_run(spill: str, number: int, names: list[bytes]) -> str:
-    path = os.path.join(spill, str(number))
-    with open(path, "wb") as file:
-        file.writelines(name.replace(b"\n", b"\0") + b"\n" for name in sorted(names))  # no name holds a zero byte
-    return path
-
-
-def _read_run(file: Any) -> Iterator[bytes]:
-    for line in file:
-        yield line[:-1].replace(b"\0", b"\n")
+def _spilled(names: list[bytes], file: IO[bytes]) -> Iterator[bytes]:
+    """The same names, from a file. A zero byte, which no name holds, stands for a newline in one."""
+    file.writelines(name.replace(b"\n", b"\0") + b"\n" for name in names)
+    file.seek(0)
+    return (line[:-1].replace(b"\0", b"\n") for line in file)
 
 
 def _list_entries(source: Path) -> Iterator[Entry]:
