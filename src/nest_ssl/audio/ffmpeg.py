@@ -101,11 +101,12 @@ def _decoded(container: Any, stream: Any, offset_s: float) -> Iterator[tuple[int
     if seeks:
         start_pts = stream.start_time or 0
         container.seek(start_pts + int((offset_s - PREROLL_S) / stream.time_base), stream=stream)
-    to_float = av.AudioResampler(format="fltp")
+    # Interleaved: PyAV 18 reads past the end of planar frames of more than 8 channels, and the process dies.
+    to_float = av.AudioResampler(format="flt")
     for number, frame in enumerate(container.decode(stream)):
         if seeks and number == 0 and frame.pts is not None:
             position = round(float((frame.pts - (stream.start_time or 0)) * stream.time_base) * rate)
         for converted in to_float.resample(frame):
-            block_NC = np.ascontiguousarray(converted.to_ndarray().T)
+            block_NC = converted.to_ndarray().reshape(-1, converted.layout.nb_channels)
             yield position, block_NC
             position += len(block_NC)

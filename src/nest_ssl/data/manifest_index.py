@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 MAGIC = b"NESTIDX1"
 HEADER = struct.Struct("<8s qqqq 32s 56x")  # magic, size, mtime_ns, utterances, gaps, digest of the manifest
-PIECE_BYTES = 16 << 20
+PIECE_BYTES = 4 << 20
 SMALL_INDEX_BYTES = 1 << 20
 """Smaller indexes are read instead of mapped: a mapping keeps a file descriptor, and shards come by the thousand."""
 BOM = b"\xef\xbb\xbf"
@@ -156,7 +156,7 @@ def _build(manifest: str, place: Path, status: os.stat_result) -> None:
 
 
 def _pieces(file: BinaryIO, digest: Any) -> Iterator[tuple[int, bytes]]:
-    """Pieces of about 16 MB that end at the end of a line, with their position; a byte-order mark is left out."""
+    """Pieces of about 4 MB that end at the end of a line, with their position; a byte-order mark is left out."""
     start, rest = 0, b""
     while block := file.read(PIECE_BYTES):
         digest.update(block)

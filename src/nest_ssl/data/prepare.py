@@ -190,6 +190,8 @@ def split_manifest(source: Path, manifest: Path, split: Split) -> dict[str, int]
             outs[part].write(line)
             counts[part] += 1
     if not all(counts.values()):
+        for path in finals.values():
+            os.unlink(f"{path}.partial")
         empty = min(counts, key=counts.__getitem__)
         way_out = "Choose another --valid-share" + (" or --folder-level." if split.by == "folder" else ".")
         raise ValueError(f"{manifest}: nothing falls into '{empty}' with --split {split.by}. {way_out}")

@@ -13,7 +13,7 @@ import pytest
 import soundfile
 from numpy.typing import NDArray
 
-from nest_ssl.audio import AudioError, audio_info, read_audio, read_native, verify_audio
+from nest_ssl.audio import AudioError, audio_info, ffmpeg, read_audio, read_native, verify_audio
 
 RATE = 16000
 
@@ -131,6 +131,15 @@ def test_an_offset_through_ffmpeg_gives_the_same_samples_as_the_whole_file(conta
     whole = read_audio(data, sample_rate=RATE)
     part = read_audio(data, sample_rate=RATE, offset_s=1.2, duration_s=0.5)
     np.testing.assert_array_equal(part, whole[int(1.2 * RATE) :][: int(0.5 * RATE)])
+
+
+@pytest.mark.parametrize("num_channels", [2, 6, 18])
+def test_ffmpeg_keeps_channels_in_order_and_survives_many(num_channels: int) -> None:
+    pytest.importorskip("av")
+    samples_NC = np.random.default_rng(0).uniform(-1, 1, (5000, num_channels)).astype(np.float32)
+    decoded_NC, rate = ffmpeg.decode(encoded(samples_NC, format="WAV", subtype="FLOAT"), "x.wav")
+    assert rate == RATE
+    np.testing.assert_array_equal(decoded_NC, samples_NC)
 
 
 def test_a_flac_of_unstated_length_is_read_to_its_end() -> None:

@@ -318,6 +318,7 @@ def test_a_split_by_folder_keeps_speakers_apart_and_by_hash_is_stable(
     assert set(first.splitlines()) <= set(part_path(output, "valid").read_text().splitlines())
     with pytest.raises(ValueError, match="nothing falls into 'valid'"):
         split_manifest(folder, output, Split("hash", valid_share=1e-9))
+    assert not list(tmp_path.glob("*.partial"))
 
 
 def test_a_split_by_folder_uses_the_speaker_key_and_the_level(tmp_path: Path) -> None:
