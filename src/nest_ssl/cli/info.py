@@ -36,11 +36,8 @@ def info(
 
 
 def print_summary(console: Console, source: Source, summary: Summary) -> None:
-    table = make_table(
-        f"{source.name}: {source.kind.__name__}",
-        ["module", "class", f"output for {summary.seconds:g} s"],
-        ["parameters", "trainable"],
-    )
+    console.print(f"{source.name}: {source.kind.__name__}", style="bold")
+    table = make_table(["module", "class", f"output for {summary.seconds:g} s"], ["parameters", "trainable"])
     for row in summary.rows:
         table.add_row(row.module, row.kind, row.output, f"{row.parameters:,}", f"{row.trainable:,}")
     table.add_section()
@@ -61,7 +58,8 @@ def print_differences(console: Console, a: Source, b: Source) -> None:
         if not rows:
             console.print(f"{title}: no difference")
             continue
-        table = make_table(f"{title}: {len(rows)} differences", ["key", a.name, b.name], [])
+        console.print(f"{title}: {len(rows)} differences", style="bold")
+        table = make_table(["key", a.name, b.name], [])
         for row in rows:
             table.add_row(*row)
         console.print(table)
