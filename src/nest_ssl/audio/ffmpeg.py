@@ -18,7 +18,10 @@ from nest_ssl.audio.signal import Samples
 from nest_ssl.audio.types import AudioError, AudioInfo
 
 INSTALL_HINT = "Install the second decoder: pip install 'nest-ssl[decoders]'."
-CONTAINERS = "aac,ac3,aiff,amr,ape,asf,avi,caf,dts,eac3,flac,flv,g722,gsm,matroska,webm,mov,mp4,mp3,mpeg,mpegts,ogg,tta,w64,wav,wv"
+CONTAINERS = (
+    "aac,ac3,aiff,amr,ape,asf,avi,caf,dts,eac3,flac,flv,g722,gsm,"
+    "matroska,mov,mp3,mp4,mpeg,mpegts,ogg,tta,w64,wav,webm,wv"
+)
 """Formats that FFmpeg may guess. Playlists (hls, concat) are not among them: they open other files."""
 SEEKABLE = ("matroska", "mov", "asf")
 """Containers with an index and time stamps; the others are decoded from their start."""

@@ -26,7 +26,9 @@ def to_mono(samples: Samples, channel_selector: ChannelSelector = None) -> Sampl
     channels = _chosen_channels(channel_selector)
     num_channels = 1 if samples.ndim == 1 else samples.shape[1]
     if channels is not None and max(channels) >= num_channels:
-        raise ValueError(f"channel_selector {channel_selector} asks for more than the {num_channels} channel(s) there are")
+        raise ValueError(
+            f"channel_selector {channel_selector} asks for more than the {num_channels} channel(s) there are"
+        )
     if samples.ndim == 1:
         return samples
     if num_channels == 1:
@@ -47,7 +49,9 @@ def _chosen_channels(channel_selector: Any) -> list[int] | None:
         return None
     channels = [channel_selector] if isinstance(channel_selector, int) else channel_selector
     if isinstance(channels, str) or not channels or not all(isinstance(c, int) and c >= 0 for c in channels):
-        raise TypeError(f"channel_selector is {channel_selector!r}. Give a channel number, a list of them, or 'average'.")
+        raise TypeError(
+            f"channel_selector is {channel_selector!r}. Give a channel number, a list of them, or 'average'."
+        )
     return list(channels)
 
 

@@ -51,7 +51,8 @@ def read_samples(sound: Any, name: str, *, start: int, num_samples: int | None, 
         samples = _read(sound, wanted, "int32" if as_int else "float32")
     except soundfile.LibsndfileError as error:
         raise AudioError(name, f"corrupt: {error.error_string.removeprefix('Error : ').rstrip('.')}") from None
-    return samples.astype(np.float32) * np.float32(2.0**-31) if as_int else samples
+    scaled: Samples = samples.astype(np.float32) * np.float32(2.0**-31) if as_int else samples
+    return scaled
 
 
 def _read(sound: Any, num_samples: int, dtype: str) -> Any:

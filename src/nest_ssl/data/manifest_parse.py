@@ -1,0 +1,132 @@
+"""One line, or many lines, of a JSON-lines manifest: checked values, or an error that names file and line."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+PREPARE_HINT = "Run 'nest-ssl prepare {manifest} --output NEW.jsonl' to write a good one."
+
+
+class ManifestError(ValueError):
+    """A manifest cannot be used: file, line, what, and the way out."""
+
+
+class Line(msgspec.Struct, gc=False):
+    """The keys that matter for an index; msgspec skips the others without building them."""
+
+    audio_filepath: str | None = None
+    audio_filename: str | None = None
+    duration: float | None = None
+    offset: float | None = None
+
+
+_decode_lines = msgspec.json.Decoder(Line).decode_lines
+
+
+@dataclass(frozen=True)
+class Lines:
+    """The utterances of a piece of a manifest."""
+
+    starts: NDArray[np.int64]
+    """Where each begins, in bytes from the start of the piece."""
+    line_numbers: NDArray[np.int64]
+    """From 0, within the piece; blank lines count."""
+    durations_s: NDArray[np.float32]
+    """NaN where unknown."""
+    num_lines: int
+    """With the blank ones."""
+
+
+def parse_lines(piece: bytes, manifest: str, first_line: int) -> Lines:
+    """All lines of a piece that begins at a line's start. 10 times as fast as json.loads line by line."""
+    newlines = np.flatnonzero(np.frombuffer(piece, dtype=np.uint8) == ord("\n"))
+    starts = np.concatenate([[0], newlines + 1]).astype(np.int64)
+    ends = np.append(newlines, len(piece))
+    if starts[-1] == len(piece):  # the last line ended with a newline
+        starts, ends = starts[:-1], ends[:-1]
+    numbers = _filled(piece, starts, ends)
+    try:
+        if not piece.isascii():
+            piece.decode()
+        lines = _decode_lines(piece)
+        if len(lines) != len(numbers) or not all(map(_path, lines)):
+            raise ValueError("not one good object per line")
+        durations_s = np.array([math.nan if x.duration is None else x.duration for x in lines], dtype=np.float32)
+        if (durations_s < 0).any() or min(map(_offset, lines), default=0) < 0:
+            raise ValueError("a negative time")
+    except (msgspec.MsgspecError, ValueError):  # the slow way finds the line and says what is wrong with it
+        numbers = np.array([n for n in numbers if piece[starts[n] : ends[n]].strip()], dtype=np.int64)
+        durations_s = np.array(
+            [_checked_duration(piece[starts[n] : ends[n]], manifest, first_line + int(n)) for n in numbers],
+            dtype=np.float32,
+        )
+    return Lines(starts[numbers], numbers, durations_s, len(starts))
+
+
+def _path(line: Line) -> str | None:
+    return line.audio_filepath or line.audio_filename
+
+
+def _offset(line: Line) -> float:
+    return line.offset or 0.0
+
+
+def _filled(piece: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Numbers of the lines that are not blank. Lines of 20 bytes and more are taken for filled without a look."""
+    blank = [n for n in np.flatnonzero(ends - starts < 20) if not piece[starts[n] : ends[n]].strip()]
+    return np.delete(np.arange(len(starts)), blank)
+
+
+def _checked_duration(line: bytes, manifest: str, line_number: int) -> float:
+    duration_s = parse_line(line, manifest, line_number)["duration"]
+    return math.nan if duration_s is None else duration_s
+
+
+def parse_line(line: bytes, manifest: str, line_number: int) -> dict[str, Any]:
+    """The object of one line; `audio_filepath`, `duration` and `offset` are there and checked."""
+    hint = PREPARE_HINT.format(manifest=manifest)
+
+    def fail(what: str) -> NoReturn:
+        raise ManifestError(f"{manifest}:{line_number}: {what}. {hint}")
+
+    try:
+        item = msgspec.json.decode(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        item = _parse_as_python_does(line, fail)
+    if not isinstance(item, dict):
+        fail(f"a JSON {type(item).__name__} instead of an object")
+    name = item.pop("audio_filename", None)  # first, as in NeMo
+    path = item.get("audio_filepath") if name is None else name
+    if path is None:
+        fail("no 'audio_filepath'")
+    if not isinstance(path, str) or not path or "\0" in path:
+        fail(f"'audio_filepath' is {path!r}, not a path")
+    item["audio_filepath"] = path
+    for key in ("duration", "offset"):
+        seconds = item.setdefault(key, None)
+        if seconds is None:
+            continue
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not math.isfinite(seconds):
+            fail(f"'{key}' is {seconds!r}, not a number of seconds")
+        if seconds < 0:
+            fail(f"'{key}' is {seconds}, which is negative")
+    return item
+
+
+def _parse_as_python_does(line: bytes, fail: Any) -> Any:
+    """json.loads: slower, but takes NaN in other keys as NeMo does; its messages are better too."""
+    try:
+        return json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        fail(f"not UTF-8 (byte 0x{line[error.start]:02x} at column {error.start + 1})")
+    except json.JSONDecodeError as error:
+        fail(f"not JSON ({error.msg} at column {error.colno})")
+    except RecursionError:
+        fail("not JSON (nested too deeply)")
