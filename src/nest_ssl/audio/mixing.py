@@ -47,7 +47,9 @@ def pad_audio(samples: Samples, min_num_samples: int, mode: str) -> Samples:
 
 def white_noise(num_samples: int, level_db: float, generator: np.random.Generator) -> Samples:
     """Gaussian noise of `level_db` relative to a power of 1."""
-    return generator.standard_normal(num_samples, np.float32) * np.float32(10 ** (level_db / 20))
+    noise: Samples = generator.standard_normal(num_samples, np.float32)
+    noise *= np.float32(10 ** (level_db / 20))
+    return noise
 
 
 def split_length(num_samples: int, num_parts: int, generator: np.random.Generator) -> list[int]:

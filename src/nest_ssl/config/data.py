@@ -43,7 +43,7 @@ class AugmentorConfig:
     max_num_speakers: int = 4
     """Most speakers added."""
     keep_unselected_noise: bool = True
-    """Add the sampled noise at its own level to utterances that were not selected, as NeMo does; false: leave them clean."""
+    """Add the sampled noise at its own level to utterances not selected, as NeMo does; false: leave them clean."""
 
     def __post_init__(self) -> None:
         where = "batch_augmentor"
@@ -74,7 +74,7 @@ class DatasetConfig:
     batch_duration: float | None = None
     """Seconds of audio per batch and rank, padding included; needs `use_bucketing` or `use_lhotse`."""
     quadratic_duration: float | None = None
-    """An utterance of d seconds counts as d + d² / quadratic_duration in `batch_duration`: attention grows like that."""
+    """d seconds count as d + d² / quadratic_duration in `batch_duration`: attention grows like that."""
     use_bucketing: bool = False
     """Batches of utterances of about the same duration, by `num_buckets` or `bucket_duration_bins`."""
     num_buckets: int = 30
@@ -142,7 +142,7 @@ class DatasetConfig:
     shard_manifests: bool = False
     """The manifest path is a pattern too: one manifest per shard. A pattern in the path says so as well."""
     shuffle_n: int = 0
-    """Tar shards: an utterance moves by up to this many places within the shuffled shards; 0: only shards are shuffled."""
+    """Tar shards: an utterance moves by up to this many places within the shuffled shards; 0: it does not."""
     bucketing_strategy: str = "synced_randomized"
     """Order of buckets: fixed_order, synced_randomized (same bucket on all ranks) or fully_randomized."""
     bucketing_batch_size: int | list[int] | None = None
@@ -171,7 +171,14 @@ class DatasetConfig:
     def __post_init__(self) -> None:
         for key in ("sample_rate", "num_buckets", "num_cuts_for_bins_estimate", "bucket_buffer_size"):
             at_least(key, getattr(self, key), 1)
-        for key in ("num_workers", "noise_bank_gb", "min_audio_len_secs", "max_utts", "shuffle_n", "shuffle_buffer_size"):
+        for key in (
+            "num_workers",
+            "noise_bank_gb",
+            "min_audio_len_secs",
+            "max_utts",
+            "shuffle_n",
+            "shuffle_buffer_size",
+        ):
             at_least(key, getattr(self, key), 0)
         for key in ("batch_size", "prefetch_factor"):
             if getattr(self, key) is not None:
@@ -198,7 +205,7 @@ class DatasetConfig:
         if bins is not None and sorted(set(bins)) != bins:
             raise ValueError(f"bucket_duration_bins: {bins} does not rise from bin to bin.")
         if sizes is not None and (bins is None or len(sizes) != len(bins) + 1):
-            raise ValueError("bucket_batch_size: needs one size more than there are boundaries in bucket_duration_bins.")
+            raise ValueError("bucket_batch_size: needs one size more than bucket_duration_bins has boundaries.")
         for key in ("bucketing_weights", "bucketing_batch_size", "bucket_batch_size"):
             values = getattr(self, key)
             for value in values if isinstance(values, list) else [values]:

@@ -64,7 +64,8 @@ class SpeakerNoiseAugmentation:
         self, batch: AudioNoiseBatch, noise_rows: Sequence[Samples], *, generators: Sequence[np.random.Generator]
     ) -> AudioNoiseBatch:
         """As calling it, with the noise as unpadded rows in place of `batch.noise`."""
-        assert batch.audio is not None and batch.audio_len is not None
+        assert batch.audio is not None
+        assert batch.audio_len is not None
         audio_rows = _rows(batch.audio, batch.audio_len)
         noise = empty(*batch.audio.shape)
         noise_len = batch.audio_len.clone()

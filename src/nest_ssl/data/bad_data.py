@@ -29,8 +29,9 @@ class BadFile:
     audio_filepath: str
     reason: str
     epoch: int
-    position: int
-    """Place in the plan of that epoch."""
+    step: int
+    rank: int
+    """Place in the plan."""
 
 
 class BadDataLog:

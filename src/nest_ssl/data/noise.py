@@ -67,39 +67,43 @@ def sample_noise(
     An entry that cannot be read is given to `on_error` and another one is drawn; after `max_trial` of them, or with
     no `noise_data`, the noise is silence.
     """
-    rng = one_generator(generator)
-    for _ in range(max_trial if len(noise_data) else 0):
-        try:
-            sample = noise_data[int(rng.integers(len(noise_data)))]
-            return load_noise_audio(sample, sample_rate, max_audio_len, generator=rng)
-        except AudioError as error:
-            if on_error is not None:
-                on_error(error)
-    silence = max_audio_len or 0
-    return torch.zeros(silence), torch.tensor(silence)
+    num_samples = max_audio_len or 0
+    noise = None
+    if len(noise_data):
+        source = NoiseSource(noise_data, sample_rate)
+        noise = source.sample(max_audio_len, one_generator(generator), on_error, max_trial=max_trial)
+    if noise is None:
+        return torch.zeros(num_samples), torch.tensor(num_samples)
+    padded = np.pad(noise, (0, max(0, num_samples - len(noise))))
+    return torch.from_numpy(padded), torch.tensor(len(noise))
 
 
 class NoiseSource:
     """Noise of a manifest for utterances of a given length, with up to `bank_bytes` of it kept decoded in memory."""
 
-    def __init__(self, noise_data: Sequence[Utterance], sample_rate: int, *, bank_bytes: int = 0) -> None:
+    def __init__(self, noise_data: Sequence[NoiseSample], sample_rate: int, *, bank_bytes: int = 0) -> None:
         self.noise_data = noise_data
         self.sample_rate = sample_rate
         self.bank = NoiseBank.load(noise_data, sample_rate, bank_bytes) if bank_bytes else None
 
     def sample(
-        self, num_samples: int, generator: np.random.Generator, on_error: Callable[[AudioError], None]
+        self,
+        max_samples: int | None,
+        generator: np.random.Generator,
+        on_error: Callable[[AudioError], None] | None = None,
+        *,
+        max_trial: int = MAX_NOISE_TRIALS,
     ) -> Samples | None:
-        """At most `num_samples` of noise; None when MAX_NOISE_TRIALS entries in a row could not be read."""
-        for _ in range(MAX_NOISE_TRIALS):
+        """At most `max_samples` of a random entry; None when `max_trial` entries in a row could not be read."""
+        for _ in range(max_trial):
             index = int(generator.integers(len(self.noise_data)))
+            entry = _utterance(self.noise_data[index])
             decoded = None if self.bank is None else self.bank.get(index)
             try:
-                return _load_segment(
-                    self.noise_data[index], self.sample_rate, num_samples, generator, decoded=decoded
-                )
+                return _load_segment(entry, self.sample_rate, max_samples, generator, decoded=decoded)
             except AudioError as error:
-                on_error(error)
+                if on_error is not None:
+                    on_error(error)
         return None
 
 
@@ -119,12 +123,12 @@ class NoiseBank:
         return None if bounds is None else self._samples[slice(*bounds)].numpy()
 
     @classmethod
-    def load(cls, noise_data: Sequence[Utterance], sample_rate: int, max_bytes: int) -> NoiseBank:
+    def load(cls, noise_data: Sequence[NoiseSample], sample_rate: int, max_bytes: int) -> NoiseBank:
         """Entries of `noise_data` in order, until `max_bytes` are full. What cannot be read stays out."""
         parts: list[Samples] = []
         bounds: dict[int, tuple[int, int]] = {}
         end = 0
-        for index, entry in enumerate(noise_data):
+        for index, entry in enumerate(map(_utterance, noise_data)):
             try:
                 samples = _read(entry, sample_rate, entry.offset_s, entry.duration_s)
             except AudioError:
@@ -135,7 +139,7 @@ class NoiseBank:
             bounds[index] = (end, end + len(samples))
             end += len(samples)
         block = torch.from_numpy(np.concatenate([np.empty(0, np.float32), *parts]))
-        return cls(block.share_memory_(), bounds)
+        return cls(block.share_memory_(), bounds)  # type: ignore[no-untyped-call]
 
 
 def _load_segment(

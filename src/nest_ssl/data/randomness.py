@@ -1,6 +1,7 @@
 """Where every random number of the data side comes from: generators seeded by what they are for, never by history.
 
-A draw that depends only on (seed, epoch, position) is the same with any number of workers and after any restart.
+A draw that depends only on the seed and the place in the plan is the same with any number of workers, and after any
+restart.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ def generator_for(seed: int, stream: Stream, *key: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(int(stream), *key))))
 
 
-def utterance_generator(seed: int, epoch: int, position: int) -> np.random.Generator:
-    """For the noise and mixing of the utterance at `position` of the plan."""
-    return generator_for(seed, Stream.UTTERANCE, epoch, position)
+def utterance_generators(seed: int, epoch: int, step: int, rank: int, num: int) -> list[np.random.Generator]:
+    """For the noise and mixing of each utterance of one batch of the plan."""
+    return [generator_for(seed, Stream.UTTERANCE, epoch, step, rank, slot) for slot in range(num)]
 
 
 def one_generator(source: np.random.Generator | torch.Generator | None) -> np.random.Generator:
