@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
-from mixing_draws import CONFIGS, RECORDED, Draws, measure, tensors
-from two_sample import category_p, kolmogorov_smirnov_p
 
 from nest_ssl.data import (
     AudioNoiseBatch,
@@ -20,6 +18,8 @@ from nest_ssl.data import (
     load_noise_audio,
     sample_noise,
 )
+from parity.mixing_draws import CONFIGS, RECORDED, Draws, measure, tensors
+from parity.two_sample import category_p, kolmogorov_smirnov_p
 
 NUM_BATCHES = 1000
 ALPHA = 1e-3

@@ -19,7 +19,8 @@ def kolmogorov_smirnov_p(a: Values, b: Values) -> float:
     scaled = (root_n + 0.12 + 0.11 / root_n) * float(np.abs(share_a - share_b).max())
     if scaled < 0.3:  # the series converges slowly there, and the probability is 1 to five digits
         return 1.0
-    return min(1.0, 2 * sum((-1) ** (k - 1) * math.exp(-2 * (k * scaled) ** 2) for k in range(1, 101)))
+    terms = [(-1.0) ** (k - 1) * math.exp(-2 * (k * scaled) ** 2) for k in range(1, 101)]
+    return min(1.0, 2 * sum(terms))
 
 
 def category_p(a: Values, b: Values) -> float:

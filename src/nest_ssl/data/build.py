@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
 from pathlib import Path
-
-import numpy as np
-import numpy.typing as npt
 
 from nest_ssl.config import DatasetConfig
 from nest_ssl.data.augmentation import build_augmentor
 from nest_ssl.data.batching import BatchMaker
-from nest_ssl.data.buckets import BucketedPlan, Buckets, duration_buckets, sizes_for_duration
-from nest_ssl.data.dataset import AudioNoiseDataset, ManifestDataset, PlannedBatches, open_noise
+from nest_ssl.data.dataset import PlannedBatches, open_noise
 from nest_ssl.data.loader import PlannedLoader, PlanSampler
-from nest_ssl.data.manifest_paths import split_groups
-from nest_ssl.data.order import ChainOrder, MixtureOrder, Order, share_out, temperature_weights
-from nest_ssl.data.plan import FixedSizePlan, Plan
-from nest_ssl.data.tarred import LAYOUTS, TarredAudioNoiseDataset
+from nest_ssl.data.planning import build_plan
+from nest_ssl.data.sources import open_sources
 
 
 def build_loader(
@@ -41,6 +33,7 @@ def build_loader(
 
         return build_lhotse_loader(
             config,
+            build_maker(config, seed),
             rank=rank,
             world_size=world_size,
             seed=seed,
@@ -70,158 +63,3 @@ def build_maker(config: DatasetConfig, seed: int) -> BatchMaker:
         min_audio_len_secs=config.min_audio_len_secs,
         pad_audio_mode=config.pad_audio_mode,
     )
-
-
-def open_sources(config: DatasetConfig) -> list[ManifestDataset]:
-    """The datasets that are mixed (`is_concat`) or are buckets (`bucketing_batch_size`); otherwise one."""
-    if config.manifest_filepath is None:
-        raise ValueError("manifest_filepath: a value is needed and none was given.")
-    in_groups = config.is_concat or config.bucketing_batch_size is not None
-    manifests = _groups(config.manifest_filepath, in_groups)
-    if config.is_tarred:
-        sources: list[ManifestDataset] = _open_tarred(config, manifests, in_groups)
-    else:
-        sources = [
-            AudioNoiseDataset(
-                manifest_filepath=paths,
-                sample_rate=config.sample_rate,
-                int_values=config.int_values,
-                max_duration=config.max_duration,
-                min_duration=config.min_duration,
-                max_utts=config.max_utts,
-                trim=config.trim_silence,
-                channel_selector=config.channel_selector,
-            )
-            for paths in manifests
-        ]
-    for source in sources:
-        if len(source) == 0:
-            raise ValueError(f"{source.manifest.name}: no utterance is left between min_duration and max_duration.")
-    return sources
-
-
-def _open_tarred(config: DatasetConfig, manifests: list[list[str]], in_groups: bool) -> list[ManifestDataset]:
-    if config.tarred_audio_filepaths is None:
-        raise ValueError("tarred_audio_filepaths: a value is needed with 'is_tarred: true' and none was given.")
-    tars = _groups(config.tarred_audio_filepaths, in_groups)
-    if len(tars) != len(manifests):
-        raise ValueError(f"manifest_filepath has {len(manifests)} datasets, tarred_audio_filepaths has {len(tars)}.")
-    return [
-        TarredAudioNoiseDataset(
-            audio_tar_filepaths=shards,
-            manifest_filepath=paths,
-            sample_rate=config.sample_rate,
-            int_values=config.int_values,
-            max_duration=config.max_duration,
-            min_duration=config.min_duration,
-            trim=config.trim_silence,
-            channel_selector=config.channel_selector,
-            shuffle_n=config.shuffle_n,
-            shard_strategy=config.tarred_shard_strategy,
-            shard_manifests=config.shard_manifests,
-        )
-        for shards, paths in zip(tars, manifests, strict=True)
-    ]
-
-
-def _groups(paths: str | list[str] | list[list[str]], in_groups: bool) -> list[list[str]]:
-    """Files of each dataset; all in one unless the datasets are kept apart."""
-    groups = split_groups(paths)
-    if not in_groups:
-        return [[path for group in groups for path in group]]
-    if len(groups) == 1 and not isinstance(paths, str) and not isinstance(paths[0], str):
-        return [[path] for path in groups[0]]  # NeMo's validation sections wrap the list once more
-    return groups
-
-
-def build_plan(config: DatasetConfig, sources: Sequence[ManifestDataset], *, world_size: int, seed: int) -> Plan:
-    """Who reads what, for all ranks."""
-    shuffle = config.concat_shuffle if config.is_concat else config.shuffle
-    orders = tuple(source.order(seed=seed, shuffle=shuffle, stream=d) for d, source in enumerate(sources))
-    fingerprint = hashlib.sha256("".join(source.manifest.fingerprint() for source in sources).encode()).hexdigest()
-    layout = LAYOUTS[config.tarred_shard_strategy] if config.is_tarred else "interleaved"
-    if not (config.use_bucketing or config.bucketing_batch_size is not None):
-        batch_size = _needed_batch_size(config)
-        return FixedSizePlan(
-            _mixture(config, orders, world_size * batch_size, seed) if config.is_concat else orders[0],
-            batch_size=batch_size,
-            world_size=world_size,
-            drop_last=config.drop_last,
-            seed=seed,
-            fingerprint=fingerprint,
-            layout=layout,
-            endless=config.endless,
-        )
-    if config.is_concat:
-        raise ValueError("is_concat: cannot be combined with buckets; 'use_lhotse: true' with input_cfg does both.")
-    bucket_of, batch_sizes = _buckets(config, sources)
-    return BucketedPlan(
-        ChainOrder(orders),
-        bucket_of,
-        batch_sizes=batch_sizes,
-        world_size=world_size,
-        drop_last=config.drop_last,
-        seed=seed,
-        fingerprint=fingerprint,
-        strategy=config.bucketing_strategy,
-        repeats=config.bucketing_weights,
-        layout=layout,
-    )
-
-
-def _mixture(config: DatasetConfig, orders: tuple[Order, ...], step_size: int, seed: int) -> MixtureOrder:
-    sizes = [len(order) for order in orders]
-    total = max(int(sum(sizes) * config.concat_sampling_scale), len(sizes))
-    if config.endless:  # whole steps, so that nothing is left over at the end of a round
-        total = -(-total // step_size) * step_size
-    seed = seed if config.concat_sampling_seed is None else config.concat_sampling_seed
-    technique = config.concat_sampling_technique or "round-robin"
-    if technique == "round-robin":
-        counts = share_out(total, [1.0] * len(sizes))
-    elif technique == "temperature":
-        counts = share_out(total, temperature_weights(sizes, config.concat_sampling_temperature))
-    else:
-        weights = config.concat_sampling_probabilities or [1.0] * len(sizes)
-        if len(weights) != len(sizes) or min(weights) <= 0:
-            raise ValueError(f"concat_sampling_probabilities: {weights} are not {len(sizes)} positive numbers.")
-        counts = share_out(total, weights)
-    return MixtureOrder(orders, counts, seed, in_turn=technique == "round-robin")
-
-
-def _buckets(config: DatasetConfig, sources: Sequence[ManifestDataset]) -> tuple[Buckets, list[int]]:
-    """Bucket of each utterance, and the batch size of each bucket."""
-    if config.bucketing_batch_size is not None:
-        bucket_of = np.repeat(np.arange(len(sources), dtype=np.uint16), [len(source) for source in sources])
-        size = config.bucketing_batch_size
-        sizes = size if isinstance(size, list) else [size * (len(sources) - d) for d in range(len(sources))]
-        for key, values in (("bucketing_batch_size", sizes), ("bucketing_weights", config.bucketing_weights)):
-            if values is not None and len(values) != len(sources):
-                raise ValueError(f"{key}: {len(values)} values for {len(sources)} buckets.")
-        return bucket_of, sizes
-    bucket_of, longest_s = duration_buckets(
-        _durations_s(sources), num_buckets=config.num_buckets, bins_s=config.bucket_duration_bins
-    )
-    if config.bucket_batch_size is not None:
-        return bucket_of, config.bucket_batch_size
-    if config.batch_duration is None:
-        return bucket_of, [_needed_batch_size(config)] * len(longest_s)
-    return bucket_of, sizes_for_duration(
-        longest_s,
-        batch_duration_s=config.batch_duration,
-        quadratic_s=config.quadratic_duration,
-        max_size=config.batch_size,
-    )
-
-
-def _durations_s(sources: Sequence[ManifestDataset]) -> npt.NDArray[np.float32]:
-    durations_s = np.concatenate([source.durations_s for source in sources])
-    if np.isnan(durations_s).any():
-        name = next(s.manifest.name for s in sources if np.isnan(s.durations_s).any())
-        raise ValueError(f"{name}: use_bucketing needs every 'duration'. Run 'nest-ssl prepare' to measure them.")
-    return durations_s
-
-
-def _needed_batch_size(config: DatasetConfig) -> int:
-    if config.batch_size is None:
-        raise ValueError("batch_size: a value is needed and none was given.")
-    return config.batch_size
