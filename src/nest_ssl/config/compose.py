@@ -76,7 +76,7 @@ def model_config(config: Any) -> ModelConfig:
 
 
 def _undo_post_conv_adjustment(data: dict[str, Any]) -> dict[str, Any]:
-    """NeMo rewrites a post_conv config when it builds the model, and saves it rewritten; give the user's values back."""
+    """NeMo rewrites a post_conv config as it builds the model, and saves it rewritten: give the user's values back."""
     if data.get("mask_position") != "post_conv":
         return data
     factor, mels = data["encoder"]["subsampling_factor"], data["preprocessor"]["features"]

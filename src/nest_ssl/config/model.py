@@ -29,7 +29,7 @@ class PreprocessorConfig:
     window: str | None = "hann"
     """hann, hamming, blackman, bartlett, or none (rectangular)."""
     normalize: str | dict[str, Any] | None = "per_feature"
-    """per_feature (each mel band of each utterance to mean 0, std 1), all_features (each utterance as a whole), or null."""
+    """Mean 0, std 1 of each band of an utterance (per_feature) or of all (all_features); null, none and NA: neither."""
     n_fft: int | None = None
     """Size of the Fourier transform; null: the next power of two of the window."""
     preemph: float | None = 0.97
@@ -73,6 +73,7 @@ class PreprocessorConfig:
             one_of(f"{where}.log_zero_guard_value", self.log_zero_guard_value, ("tiny", "eps"))
         if isinstance(self.normalize, dict):
             not_supported(f"{where}.normalize", "fixed mean and std", "use per_feature or all_features")
+        one_of(f"{where}.normalize", self.normalize, ("per_feature", "all_features", "NA", "none", None))
         if self.frame_splicing != 1:
             not_supported(f"{where}.frame_splicing", self.frame_splicing, "use 1")
         if self.exact_pad:
@@ -174,7 +175,7 @@ class EncoderConfig:
     subsampling_factor: int = 4
     """2, 4, 8, or any other power of two."""
     subsampling_conv_chunking_factor: int = 1
-    """NeMo splits its convolution by this to save memory; the result does not depend on it, and here nothing is split."""
+    """NeMo splits its convolution by this to save memory; the result does not depend on it; nothing is split here."""
     subsampling_conv_channels: int = -1
     """Channels of the subsampling; -1: d_model."""
     reduction: str | None = None
@@ -263,10 +264,9 @@ class EncoderConfig:
             raise ValueError(f"{where}.conv_kernel_size: {self.conv_kernel_size} is even; it must be odd.")
         for name in ("dropout", "dropout_pre_encoder", "dropout_emb", "dropout_att", "stochastic_depth_drop_prob"):
             probability(f"{where}.{name}", getattr(self, name), below_one=True)
-        if not 1 <= self.stochastic_depth_start_layer <= self.n_layers:
-            raise ValueError(
-                f"{where}.stochastic_depth_start_layer: {self.stochastic_depth_start_layer} is not in 1..{self.n_layers}."
-            )
+        start = self.stochastic_depth_start_layer
+        if not 1 <= start <= self.n_layers:
+            raise ValueError(f"{where}.stochastic_depth_start_layer: {start} is not in 1..{self.n_layers}.")
         _ = self.attention_contexts, self.attention_context_probs, self.conv_context, self.num_norm_groups
 
     @property
@@ -294,7 +294,9 @@ class EncoderConfig:
         if not self.att_context_probs:
             return [1.0 / num] * num
         if len(self.att_context_probs) != num or abs(sum(self.att_context_probs) - 1) > 1e-6:
-            raise ValueError(f"encoder.att_context_probs: {self.att_context_probs} are not {num} numbers that sum to 1.")
+            raise ValueError(
+                f"encoder.att_context_probs: {self.att_context_probs} are not {num} numbers that sum to 1."
+            )
         return self.att_context_probs
 
     @property
@@ -307,7 +309,8 @@ class EncoderConfig:
             return kernel - 1, 0
         if isinstance(given, str) or len(given) != 2 or sum(given) + 1 != kernel or min(given) < 0:
             raise ValueError(
-                f"encoder.conv_context_size: {given!r} is not null, 'causal' or [left, right] with left + right + 1 = {kernel}."
+                f"encoder.conv_context_size: {given!r} is not null, 'causal' or [left, right] "
+                f"with left + right + 1 = {kernel}."
             )
         return given[0], given[1]
 
@@ -403,18 +406,26 @@ class ModelConfig:
         self._agree("encoder.feat_in", self.encoder.feat_in, "preprocessor.features", self.preprocessor.features)
         out = self.encoder.feat_out if self.encoder.feat_out > 0 else self.encoder.d_model
         self._agree("decoder.feat_in", self.decoder.feat_in, "the encoder's output", out)
-        self._agree("decoder.num_classes", self.decoder.num_classes, "quantizer.num_classes", self.quantizer.num_classes)
+        self._agree(
+            "decoder.num_classes", self.decoder.num_classes, "quantizer.num_classes", self.quantizer.num_classes
+        )
         self._agree("decoder.num_decoders", self.decoder.num_decoders, "quantizer.num_books", self.quantizer.num_books)
         self._agree("loss.num_decoders", self.loss.num_decoders, "quantizer.num_books", self.quantizer.num_books)
         squeezed = {self.quantizer.squeeze_single, self.decoder.squeeze_single, self.loss.squeeze_single}
         if len(squeezed) > 1:
-            raise ValueError("model: squeeze_single differs between quantizer, decoder and loss; set model.squeeze_single.")
+            raise ValueError(
+                "model: squeeze_single differs between quantizer, decoder and loss; set model.squeeze_single."
+            )
         if self.mask_position == "pre_conv":
             self._agree("masking.feat_in", self.masking.feat_in, "preprocessor.features", self.preprocessor.features)
-            self._agree("quantizer.feat_in", self.quantizer.feat_in, "preprocessor.features", self.preprocessor.features)
+            self._agree(
+                "quantizer.feat_in", self.quantizer.feat_in, "preprocessor.features", self.preprocessor.features
+            )
             factor = self.encoder.subsampling_factor
             for name, section in (("quantizer", self.quantizer), ("loss", self.loss)):
-                self._agree(f"{name}.combine_time_steps", section.combine_time_steps, "encoder.subsampling_factor", factor)
+                self._agree(
+                    f"{name}.combine_time_steps", section.combine_time_steps, "encoder.subsampling_factor", factor
+                )
 
     @staticmethod
     def _agree(name: str, value: int, other_name: str, other: int) -> None:

@@ -1,0 +1,115 @@
+"""A model from a file: `.nemo`, ours or NeMo's, or a training checkpoint `.ckpt`."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, ListConfig
+from omegaconf.base import ContainerMetadata, Metadata
+from omegaconf.nodes import AnyNode
+from torch import Tensor
+
+from nest_ssl.config.parse import ConfigError, plain
+from nest_ssl.config.targets import TARGETS
+from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel, EncDecMaskedTokenPredModel
+from nest_ssl.nemo_file import CheckpointError, NemoFile, read_nemo, read_weights
+
+log = logging.getLogger(__name__)
+
+MODELS: dict[str, type[EncDecMaskedTokenPredModel]] = {
+    model.__name__: model for model in (EncDecMaskedTokenPredModel, EncDecDenoiseMaskedTokenPredModel)
+}
+
+# NeMo's `.ckpt` files hold their configuration as omegaconf objects: exactly these, and nothing else, may be built.
+_CKPT_GLOBALS: list[Any] = [
+    DictConfig,
+    ListConfig,
+    ContainerMetadata,
+    Metadata,
+    AnyNode,
+    Any,
+    dict,
+    list,
+    int,
+    defaultdict,
+]
+
+
+def load(path: str | Path, map_location: Any = "cpu", strict: bool = True) -> EncDecMaskedTokenPredModel:
+    """The model in a `.nemo` or `.ckpt` file, in eval mode.
+
+    Missing, unexpected and misshapen parameters are listed, and are an error; with `strict=False` the first two are
+    a warning.
+    """
+    path = Path(path).expanduser()
+    content = _read_ckpt(path, map_location) if path.suffix == ".ckpt" else read_nemo(path, map_location)
+    model_class = _model_class(path, content.config)
+    try:
+        model = model_class(content.config)
+    except (ConfigError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{path}: its configuration cannot be used: {error}") from error
+    fill(model, content.weights, str(path), strict=strict)
+    return model.to(map_location).eval() if not callable(map_location) else model.eval()
+
+
+def fill(model: torch.nn.Module, weights: dict[str, Tensor], where: str, *, strict: bool = True) -> None:
+    """Copy `weights` into `model`; what does not fit is listed."""
+    own = model.state_dict()
+    misshapen = [
+        f"{name}: {tuple(weights[name].shape)} in the file, {tuple(own[name].shape)} in the model"
+        for name in sorted(own.keys() & weights.keys())
+        if weights[name].shape != own[name].shape
+    ]
+    if misshapen:
+        raise CheckpointError(f"{where}: {len(misshapen)} parameters have other shapes:\n{_listing(misshapen)}")
+    missing = sorted(own.keys() - weights.keys())
+    unexpected = sorted(weights.keys() - own.keys())
+    if missing or unexpected:
+        message = (
+            f"{where}: {len(missing)} parameters are missing and {len(unexpected)} are unexpected.\n"
+            f"{_listing([f'missing: {k}' for k in missing] + [f'unexpected: {k}' for k in unexpected])}"
+        )
+        if strict:
+            raise CheckpointError(message)
+        log.warning(message)
+    model.load_state_dict(weights, strict=False)
+
+
+def _listing(lines: list[str], most: int = 40) -> str:
+    more = [f"… and {len(lines) - most} more"] if len(lines) > most else []
+    return "\n".join(f"  {line}" for line in lines[:most] + more)
+
+
+def _model_class(path: Path, config: dict[str, Any]) -> type[EncDecMaskedTokenPredModel]:
+    target = config.get("target")
+    if target is None:
+        return EncDecDenoiseMaskedTokenPredModel
+    name = TARGETS.get(str(target))
+    if name not in MODELS:
+        raise CheckpointError(f"{path}: holds a {target}, not a NEST model. Accepted: {', '.join(MODELS)}.")
+    return MODELS[name]
+
+
+def _read_ckpt(path: Path, map_location: Any) -> NemoFile:
+    """A Lightning checkpoint of ours or NeMo's: `state_dict`, and the configuration under `hyper_parameters`."""
+    try:
+        with path.open("rb") as file, torch.serialization.safe_globals(_CKPT_GLOBALS):
+            content = read_weights(file, str(path), map_location)
+    except CheckpointError:
+        raise
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: no such file.") from error
+    except Exception as error:
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise CheckpointError(f"{path}: not a readable training checkpoint: {reason}") from error
+    if not isinstance(content, dict) or "state_dict" not in content:
+        raise CheckpointError(f"{path}: not a training checkpoint: it holds no state_dict.")
+    parameters = content.get("hyper_parameters") or {}
+    config = parameters.get("cfg", parameters) if isinstance(parameters, (dict, DictConfig)) else None
+    if not config:
+        raise CheckpointError(f"{path}: holds no configuration of the model under hyper_parameters.")
+    return NemoFile(plain(config), dict(content["state_dict"]))

@@ -1,0 +1,86 @@
+"""Self-attention with absolute or relative (Transformer-XL) positions.
+
+B batch, H heads, S frames, R = 2S − 1 distances, C = D / H.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+_MASKED = -10000.0  # NeMo's value: large enough to vanish in the softmax, small enough for fp16
+
+
+class MultiHeadAttention(nn.Module):
+    """Attention over the frames that `visible` allows; a frame that sees nothing gets zeros."""
+
+    def __init__(self, d_model: int, n_heads: int, *, dropout: float, use_bias: bool) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.linear_q = nn.Linear(d_model, d_model, bias=use_bias)
+        self.linear_k = nn.Linear(d_model, d_model, bias=use_bias)
+        self.linear_v = nn.Linear(d_model, d_model, bias=use_bias)
+        self.linear_out = nn.Linear(d_model, d_model, bias=use_bias)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x_BSD: Tensor, visible_B1SS: Tensor, pos_emb_1RD: Tensor | None) -> Tensor:
+        q_BHSC, k_BHSC, v_BHSC = (
+            self._split(linear(x_BSD)) for linear in (self.linear_q, self.linear_k, self.linear_v)
+        )
+        scores_BHSS = self._scores(q_BHSC, k_BHSC, pos_emb_1RD) / math.sqrt(q_BHSC.shape[-1])
+        weights_BHSS = torch.softmax(scores_BHSS.masked_fill(~visible_B1SS, _MASKED), dim=-1)
+        weights_BHSS = self.dropout(weights_BHSS.masked_fill(~visible_B1SS, 0.0))
+        out_BSD: Tensor = self.linear_out((weights_BHSS @ v_BHSC).transpose(1, 2).flatten(2))
+        return out_BSD
+
+    def _scores(self, q_BHSC: Tensor, k_BHSC: Tensor, pos_emb_1RD: Tensor | None) -> Tensor:
+        return q_BHSC @ k_BHSC.transpose(2, 3)
+
+    def _split(self, x_BSD: Tensor) -> Tensor:
+        """(B, S, D) -> (B, H, S, C)"""
+        return x_BSD.view(*x_BSD.shape[:2], self.n_heads, -1).transpose(1, 2)
+
+
+class RelPositionMultiHeadAttention(MultiHeadAttention):
+    """Scores by content and by distance, each with a learned bias of the query."""
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        *,
+        dropout: float,
+        use_bias: bool,
+        shared_biases: tuple[nn.Parameter, nn.Parameter] | None = None,
+    ) -> None:
+        super().__init__(d_model, n_heads, dropout=dropout, use_bias=use_bias)
+        self.linear_pos = nn.Linear(d_model, d_model, bias=False)
+        self.pos_bias_u, self.pos_bias_v = shared_biases or position_biases(d_model, n_heads)
+
+    def _scores(self, q_BHSC: Tensor, k_BHSC: Tensor, pos_emb_1RD: Tensor | None) -> Tensor:
+        assert pos_emb_1RD is not None
+        p_1HRC = self._split(self.linear_pos(pos_emb_1RD))
+        by_content_BHSS = (q_BHSC + self.pos_bias_u[:, None]) @ k_BHSC.transpose(2, 3)
+        by_distance_BHSR = (q_BHSC + self.pos_bias_v[:, None]) @ p_1HRC.transpose(2, 3)
+        return by_content_BHSS + distances_to_keys(by_distance_BHSR)
+
+
+def position_biases(d_model: int, n_heads: int) -> tuple[nn.Parameter, nn.Parameter]:
+    """The biases u (content) and v (distance), (H, C) each."""
+    shape = (n_heads, d_model // n_heads)
+    return nn.Parameter(torch.zeros(shape)), nn.Parameter(torch.zeros(shape))
+
+
+def distances_to_keys(scores_BHSR: Tensor) -> Tensor:
+    """(B, H, S, S) whose [q, k] is the score of distance q − k, which stands in column S − 1 − (q − k).
+
+    In the flattened rows that is place q · (2S − 2) + (S − 1) + k: rows of length 2S − 2 after a start of S − 1.
+    """
+    num_frames = scores_BHSR.shape[2]
+    if num_frames == 1:
+        return scores_BHSR
+    rows = 2 * num_frames - 2
+    flat = scores_BHSR.flatten(2)[..., num_frames - 1 : num_frames - 1 + num_frames * rows]
+    return flat.view(*flat.shape[:2], num_frames, rows)[..., :num_frames]

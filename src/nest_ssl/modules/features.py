@@ -1,0 +1,153 @@
+"""Waveform to log-mel features, as NeMo computes them.
+
+B batch, N samples, T frames, F Fourier bins, M mel bands.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from nest_ssl.config import PreprocessorConfig
+from nest_ssl.modules.lengths import valid_frames
+
+_STD_FLOOR = 1e-5  # added to every standard deviation, so that a silent band stays finite
+
+_WINDOWS = {
+    "hann": torch.hann_window,
+    "hamming": torch.hamming_window,
+    "blackman": torch.blackman_window,
+    "bartlett": torch.bartlett_window,
+}
+
+
+class AudioToMelSpectrogramPreprocessor(nn.Module):
+    """`preprocessor(input_signal=(B, N), length=(B,))` gives mels (B, M, T) and their lengths (B,).
+
+    Takes the fields of `PreprocessorConfig` as keywords. Runs in float32 and without gradients, in and out of autocast.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.featurizer = MelFeaturizer(PreprocessorConfig(**options))
+
+    @torch.no_grad()
+    def forward(
+        self, input_signal: Tensor, length: Tensor, *, generator: torch.Generator | None = None
+    ) -> tuple[Tensor, Tensor]:
+        with torch.autocast(input_signal.device.type, enabled=False):
+            mels: tuple[Tensor, Tensor] = self.featurizer(input_signal.float(), length, generator)
+        return mels
+
+
+class MelFeaturizer(nn.Module):
+    """The computation behind the preprocessor; its buffers `window` and `fb` stand in every `.nemo` file."""
+
+    def __init__(self, cfg: PreprocessorConfig) -> None:
+        super().__init__()
+        self.cfg = cfg
+        make_window = _WINDOWS.get(cfg.window or "none")
+        window = make_window(cfg.num_window_samples, periodic=False) if make_window else None
+        self.window: Tensor | None
+        self.register_buffer("window", window)
+        self.fb: Tensor
+        high_hz = cfg.highfreq or cfg.sample_rate / 2
+        filters_MF = mel_filters(cfg.sample_rate, cfg.num_fft, cfg.features, cfg.lowfreq, high_hz, cfg.mel_norm)
+        self.register_buffer("fb", filters_MF[None])
+
+    def forward(self, signal_BN: Tensor, length: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        cfg = self.cfg
+        num_frames = self.num_frames(length)
+        if self.training and cfg.dither > 0:
+            noise = torch.empty_like(signal_BN).normal_(generator=generator)
+            signal_BN = signal_BN + cfg.dither * noise
+        if cfg.preemph is not None:
+            # The sample just past the end would hold an echo of the last one: pre-emphasis first, then the cut.
+            signal_BN = torch.cat((signal_BN[:, :1], signal_BN[:, 1:] - cfg.preemph * signal_BN[:, :-1]), dim=1)
+            signal_BN = torch.where(valid_frames(length, signal_BN.shape[1]), signal_BN, 0.0)
+        x_BMT = self.fb.float() @ self._spectrum(signal_BN)
+        if cfg.log:
+            x_BMT = self._log(x_BMT)
+        valid_B1T = valid_frames(num_frames, x_BMT.shape[2])[:, None]
+        x_BMT = normalize(x_BMT, valid_B1T, cfg.normalize)
+        x_BMT = torch.where(valid_B1T, x_BMT, cfg.pad_value)
+        if cfg.pad_to > 0:
+            x_BMT = F.pad(x_BMT, (0, -x_BMT.shape[2] % cfg.pad_to), value=cfg.pad_value)
+        return x_BMT, num_frames
+
+    def num_frames(self, num_samples: Tensor) -> Tensor:
+        """Frames of an utterance: one per stride, the centred first one not counted at the end; none for no samples."""
+        fft = self.cfg.num_fft
+        frames = (num_samples + fft // 2 * 2 - fft).div(self.cfg.num_stride_samples, rounding_mode="floor")
+        return frames.clamp(min=0).long()
+
+    def _spectrum(self, signal_BN: Tensor) -> Tensor:
+        cfg = self.cfg
+        window = None if self.window is None else self.window.float()
+        if window is None:
+            window = torch.ones(cfg.num_window_samples, device=signal_BN.device)
+        spectrum_BFT = torch.stft(
+            signal_BN,
+            n_fft=cfg.num_fft,
+            hop_length=cfg.num_stride_samples,
+            win_length=cfg.num_window_samples,
+            window=window,
+            center=True,
+            pad_mode="constant",
+            return_complex=True,
+        )
+        power_BFT = torch.view_as_real(spectrum_BFT).square().sum(-1)
+        return power_BFT if cfg.mag_power == 2.0 else power_BFT.pow(cfg.mag_power / 2)
+
+    def _log(self, x_BMT: Tensor) -> Tensor:
+        guard = self.cfg.log_zero_guard_value
+        if isinstance(guard, str):
+            guard = getattr(torch.finfo(x_BMT.dtype), guard)
+        return torch.log(x_BMT + guard if self.cfg.log_zero_guard_type == "add" else x_BMT.clamp(min=guard))
+
+
+def normalize(x_BMT: Tensor, valid_B1T: Tensor, kind: str | dict[str, Any] | None) -> Tensor:
+    """Mean 0 and standard deviation 1 over the valid frames: per mel band, or of the utterance as a whole."""
+    if kind not in ("per_feature", "all_features"):
+        return x_BMT
+    over = (2,) if kind == "per_feature" else (1, 2)
+    count = valid_B1T.sum(2, keepdim=True) * (1 if kind == "per_feature" else x_BMT.shape[1])
+    mean = torch.where(valid_B1T, x_BMT, 0.0).sum(over, keepdim=True) / count.clamp(min=1)
+    centred_BMT = x_BMT - mean
+    # A single frame has no spread: 0 / max(n - 1, 1) = 0, as NeMo's guard has it.
+    variance = torch.where(valid_B1T, centred_BMT, 0.0).square().sum(over, keepdim=True) / (count - 1).clamp(min=1)
+    return centred_BMT / (variance.sqrt() + _STD_FLOOR)
+
+
+def mel_filters(
+    sample_rate: int, num_fft: int, num_mels: int, low_hz: float, high_hz: float, norm: str | None = "slaney"
+) -> Tensor:
+    """(M, F) triangular filters, evenly spaced on Slaney's mel scale; norm 'slaney' gives them equal area."""
+    bins_hz = torch.linspace(0, sample_rate / 2, num_fft // 2 + 1, dtype=torch.float64)
+    corners_mel = torch.linspace(_hz_to_mel(low_hz), _hz_to_mel(high_hz), num_mels + 2, dtype=torch.float64)
+    corners_hz = _mel_to_hz(corners_mel)
+    left, centre, right = corners_hz[:-2, None], corners_hz[1:-1, None], corners_hz[2:, None]
+    rising, falling = (bins_hz - left) / (centre - left), (right - bins_hz) / (right - centre)
+    filters_MF = torch.minimum(rising, falling).clamp(min=0)
+    if norm == "slaney":
+        filters_MF = filters_MF * 2 / (right - left)
+    return filters_MF.float()
+
+
+# Slaney's scale: linear up to 1 kHz (15 mel), then 27 mel for every factor of 6.4.
+_HZ_PER_MEL, _BREAK_HZ, _LOG_STEP = 200 / 3, 1000.0, math.log(6.4) / 27
+
+
+def _hz_to_mel(hz: float) -> float:
+    if hz < _BREAK_HZ:
+        return hz / _HZ_PER_MEL
+    return _BREAK_HZ / _HZ_PER_MEL + math.log(hz / _BREAK_HZ) / _LOG_STEP
+
+
+def _mel_to_hz(mel: Tensor) -> Tensor:
+    break_mel = _BREAK_HZ / _HZ_PER_MEL
+    return torch.where(mel < break_mel, mel * _HZ_PER_MEL, _BREAK_HZ * torch.exp(_LOG_STEP * (mel - break_mel)))

@@ -1,0 +1,202 @@
+"""`.nemo` files: a tar of `model_config.yaml` and `model_weights.ckpt`, read without trusting it.
+
+Nothing is unpacked to disk, no name in the file is imported, weights are tensors and nothing else, and sizes are
+bounded before anything is read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import os
+import tarfile
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+import torch
+import yaml
+from torch import Tensor
+
+from nest_ssl._version import __version__
+from nest_ssl.config import ModelConfig
+from nest_ssl.config.targets import nemo_target
+
+CONFIG_NAME, WEIGHTS_NAME = "model_config.yaml", "model_weights.ckpt"
+
+MAX_CONFIG_BYTES = 4 * 2**20
+MAX_WEIGHTS_BYTES = 64 * 2**30
+MAX_EXPANSION = 200  # a compressed archive that grows more than this is a bomb: float32 weights shrink by a tenth
+MAX_MEMBERS = 10_000
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be used; the message names the file and the reason."""
+
+
+@dataclass
+class NemoFile:
+    """What a `.nemo` file holds."""
+
+    config: dict[str, Any]
+    """The model section, as saved."""
+    weights: dict[str, Tensor]
+
+
+def read_nemo(path: str | Path, map_location: Any = "cpu") -> NemoFile:
+    """Configuration and weights of the `.nemo` file (tar or tar.gz) at `path`."""
+    path = Path(path)
+    with (
+        _as_checkpoint_errors(path, "not a readable .nemo file"),
+        tarfile.open(path, "r:gz" if _is_gzip(path) else "r:") as archive,
+    ):
+        members = _checked_members(path, archive)
+        for name in (CONFIG_NAME, WEIGHTS_NAME):
+            if name not in members:
+                raise CheckpointError(f"{path}: not a .nemo file of a model: it holds no {name}.")
+        config = _read_config(path, archive, members[CONFIG_NAME])
+        weights = _read_weights(path, archive, members[WEIGHTS_NAME], map_location)
+    return NemoFile(config, weights)
+
+
+def write_nemo(path: str | Path, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+    """Write a `.nemo` file: a temporary file beside `path`, synced, then renamed, so it appears whole or not at all."""
+    path = Path(path)
+    buffer = io.BytesIO()
+    torch.save({name: tensor.detach().cpu() for name, tensor in weights.items()}, buffer)
+    text = yaml.safe_dump(dict(config), sort_keys=False).encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            with tarfile.open(fileobj=file, mode="w") as archive:
+                for name, data in ((CONFIG_NAME, text), (WEIGHTS_NAME, buffer.getbuffer())):
+                    info = tarfile.TarInfo(f"./{name}")
+                    info.size, info.mode = len(data), 0o644
+                    archive.addfile(info, io.BytesIO(data))
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def nemo_config(cfg: ModelConfig, class_name: str) -> dict[str, Any]:
+    """`cfg` as NeMo writes it: its `_target_` names, and the sections that its base classes ask for."""
+    config = dataclasses.asdict(cfg)
+    modules = {
+        "preprocessor": "AudioToMelSpectrogramPreprocessor",
+        "masking": "RandomBlockMasking",
+        "quantizer": "RandomProjectionVectorQuantizer",
+        "encoder": "ConformerEncoder",
+        "decoder": "MultiSoftmaxDecoder",
+        "loss": "MultiMLMLoss",
+    }
+    for section, name in modules.items():
+        config[section] = {"_target_": nemo_target(name), **config[section]}
+    if cfg.mask_position == "post_conv":
+        config["quantizer"]["combine_time_steps"] = 1  # NeMo adjusts the other values of post_conv by itself
+    config["spec_augment"] = {"_target_": nemo_target("SpectrogramAugmentation"), "freq_masks": 0, "time_masks": 0}
+    config["target"] = nemo_target(class_name).replace(".models.", ".models.ssl_models.")
+    config["nest_ssl_version"] = __version__
+    return config
+
+
+def read_weights(file: IO[bytes], name: str, map_location: Any = "cpu") -> Any:
+    """`torch.load` of tensors and plain containers only, after a look at what its zip would unpack to."""
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            unpacked = sum(entry.file_size for entry in archive.infolist())
+            packed = sum(entry.compress_size for entry in archive.infolist())
+        if unpacked > MAX_WEIGHTS_BYTES or unpacked > MAX_EXPANSION * max(packed, 1):
+            raise CheckpointError(f"{name}: would unpack to {unpacked:,} bytes; refused.")
+    file.seek(0)
+    return torch.load(file, map_location=map_location, weights_only=True)
+
+
+def _checked_members(path: Path, archive: tarfile.TarFile) -> dict[str, tarfile.TarInfo]:
+    """The regular files of the archive by name, once every name and size has been looked at."""
+    members: dict[str, tarfile.TarInfo] = {}
+    file_bytes, total = path.stat().st_size, 0
+    for member in archive:
+        name = PurePosixPath(member.name)
+        if name.is_absolute() or ".." in name.parts or "\\" in member.name:
+            raise CheckpointError(f"{path}: holds '{member.name}', a path outside its folder; refused.")
+        if not (member.isreg() or member.isdir()):
+            raise CheckpointError(f"{path}: holds '{member.name}', which is neither a file nor a folder; refused.")
+        total += member.size
+        if len(members) >= MAX_MEMBERS or total > MAX_WEIGHTS_BYTES or total > MAX_EXPANSION * file_bytes:
+            raise CheckpointError(f"{path}: would unpack to {total:,} bytes or more from {file_bytes:,}; refused.")
+        if member.isreg():
+            members[str(name)] = member
+    return members
+
+
+def _read_config(path: Path, archive: tarfile.TarFile, member: tarfile.TarInfo) -> dict[str, Any]:
+    if member.size > MAX_CONFIG_BYTES:
+        raise CheckpointError(f"{path}: its {CONFIG_NAME} has {member.size:,} bytes; refused.")
+    file = archive.extractfile(member)
+    assert file is not None
+    try:
+        config = yaml.load(file.read(), Loader=_NoAliasLoader)
+    except yaml.YAMLError as error:
+        raise CheckpointError(f"{path}: its {CONFIG_NAME} is not valid yaml: {' '.join(str(error).split())}") from error
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path}: its {CONFIG_NAME} holds no mapping of keys.")
+    return config
+
+
+class _NoAliasLoader(yaml.SafeLoader):
+    """yaml without aliases, which can make a small file expand without end; configs have none."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases (*name) are not accepted")
+        return super().compose_node(parent, index)
+
+
+def _read_weights(
+    path: Path, archive: tarfile.TarFile, member: tarfile.TarInfo, map_location: Any
+) -> dict[str, Tensor]:
+    file = archive.extractfile(member)
+    assert file is not None
+    # Seeking in a compressed stream starts over each time: hold it in memory instead.
+    seekable: IO[bytes] = io.BytesIO(file.read()) if _is_gzip(path) else file
+    try:
+        weights = read_weights(seekable, f"{path}: its {WEIGHTS_NAME}", map_location)
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            f"{path}: its {WEIGHTS_NAME} cannot be read as weights: {' '.join(str(error).split())[:300]}"
+        ) from error
+    if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
+        raise CheckpointError(f"{path}: its {WEIGHTS_NAME} is not a mapping of names to tensors.")
+    return dict(weights)
+
+
+def _is_gzip(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(2) == b"\x1f\x8b"
+
+
+@contextlib.contextmanager
+def _as_checkpoint_errors(path: Path, what: str) -> Iterator[None]:
+    """One clear error that names the file, for whatever goes wrong in reading it."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{path}: no such file.") from error
+    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
+        empty = path.is_file() and path.stat().st_size == 0
+        reason = "it is empty" if empty else " ".join(str(error).split()) or type(error).__name__
+        raise CheckpointError(f"{path}: {what}: {reason}.") from error
