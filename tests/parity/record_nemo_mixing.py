@@ -1,6 +1,6 @@
 """Draws of NeMo 2.7.3 for the tests of mixing and noise: run it with NeMo's interpreter.
 
-    cd tests && python -m parity.record_nemo_mixing
+    python -m tests.parity.record_nemo_mixing
 
 Writes data/nemo_mixing.npz: for each augmentation what was added to 6,000 utterances (see mixing_draws.py), and for
 noise the level of white noise in place of silence, the start of segments, and the chosen files.
@@ -19,7 +19,7 @@ import soundfile
 from nemo.collections.asr.data.ssl_dataset import AudioNoiseBatch, load_noise_audio, sample_noise
 from nemo.collections.asr.modules.ssl_modules import augmentation
 
-from parity.mixing_draws import CONFIGS, RECORDED, measure, tensors
+from tests.parity.mixing_draws import CONFIGS, RECORDED, measure, tensors
 
 NUM_BATCHES = 1000
 NUM_NOISE_DRAWS = 1500

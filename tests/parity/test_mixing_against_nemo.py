@@ -18,8 +18,8 @@ from nest_ssl.data import (
     load_noise_audio,
     sample_noise,
 )
-from parity.mixing_draws import CONFIGS, RECORDED, Draws, measure, tensors
-from parity.two_sample import category_p, kolmogorov_smirnov_p
+from tests.parity.mixing_draws import CONFIGS, RECORDED, Draws, measure, tensors
+from tests.parity.two_sample import category_p, kolmogorov_smirnov_p
 
 NUM_BATCHES = 1000
 ALPHA = 1e-3
@@ -32,7 +32,15 @@ def our_draws(name: str, **changed: Any) -> Draws:
     generator = np.random.default_rng(0)
 
     def batches() -> Iterator[AudioNoiseBatch]:
-        yield from itertools.repeat(AudioNoiseBatch(**tensors()))
+        fields = tensors()
+        yield from itertools.repeat(
+            AudioNoiseBatch(
+                audio=fields["audio"],
+                audio_len=fields["audio_len"],
+                noise=fields["noise"],
+                noise_len=fields["noise_len"],
+            )
+        )
 
     return measure(lambda batch: augmentation(batch, generator=generator), batches(), NUM_BATCHES)
 
