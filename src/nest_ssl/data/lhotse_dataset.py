@@ -132,7 +132,6 @@ class CutBatches(BatchSampler):
             "quadratic_duration": config.quadratic_duration,
             "shuffle": config.shuffle,
             "drop_last": config.drop_last,
-            "shuffle_buffer_size": config.shuffle_buffer_size,
             "rank": self.rank,
             "world_size": self.world_size,
             "seed": self.seed,
@@ -149,7 +148,7 @@ class CutBatches(BatchSampler):
                 **shared,
             )
         else:
-            sampler = DynamicCutSampler(cuts, **shared)
+            sampler = DynamicCutSampler(cuts, shuffle_buffer_size=config.shuffle_buffer_size, **shared)
         sampler.set_epoch(epoch)
         for batch in sampler:
             yield list(batch)
