@@ -58,7 +58,8 @@ def synthetic_speech(duration_s: float, rng: np.random.Generator) -> np.ndarray[
     phase = 2 * np.pi * np.cumsum(pitch) / RATE
     voiced = sum(np.sin(k * phase) / k**1.2 for k in range(1, 20))
     syllables = np.clip(np.sin(2 * np.pi * 2.5 * t) + 0.4 * np.sin(2 * np.pi * 0.3 * t), 0, None)
-    return (0.08 * voiced * syllables + 0.003 * rng.standard_normal(len(t))).astype(np.float32)
+    speech: np.ndarray[Any, Any] = 0.08 * voiced * syllables + 0.003 * rng.standard_normal(len(t))
+    return speech.astype(np.float32)
 
 
 def synthetic_noise(duration_s: float, rng: np.random.Generator) -> np.ndarray[Any, Any]:
