@@ -41,6 +41,8 @@ class MaskedPrediction:
     targets_GH: Tensor
     counts_G: Tensor
     """True for places that hold a masked token; the others are empty and do not count."""
+    num_valid: Tensor
+    """Encoder frames with audio in the batch, masked or not."""
 
 
 class EncDecMaskedTokenPredModel(nn.Module):
@@ -112,7 +114,7 @@ class EncDecMaskedTokenPredModel(nn.Module):
 
     def _masked_loss(self, clean: Mels, noisy: Mels, generator: torch.Generator | None) -> MaskedPrediction:
         tokens_BSH = self._targets(clean)
-        encoded_BDS, _, masks_BDT = self._mask_and_encode(noisy, True, generator)
+        encoded_BDS, encoded_len, masks_BDT = self._mask_and_encode(noisy, True, generator)
         masked_BS = self.loss.masked_tokens(masks_BDT[:, 0])
         # Causal subsampling can give one frame more than there are tokens: drop the surplus.
         num_tokens = min(masked_BS.shape[1], encoded_BDS.shape[2], tokens_BSH.shape[1])
@@ -123,7 +125,7 @@ class EncDecMaskedTokenPredModel(nn.Module):
         log_probs_GKH = self.decoder(encoder_output=frames_GD.T[None])[0]
         masks_11T = counts_G.float().repeat_interleave(self.loss.cfg.combine_time_steps)[None, None]
         loss = self.loss(masks=masks_11T, decoder_outputs=log_probs_GKH[None], targets=targets_GH[None])
-        return MaskedPrediction(loss, log_probs_GKH, targets_GH, counts_G)
+        return MaskedPrediction(loss, log_probs_GKH, targets_GH, counts_G, encoded_len.sum())
 
     def _features(self, source: Signal | Mels, generator: torch.Generator | None) -> Mels:
         if isinstance(source, Mels):

@@ -23,6 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "training": {"audio", "config", "inputs", "nemo_file", "modules", "model", "checkpoint", "data", "distributed"},
     "evaluation": {"config", "model", "checkpoint", "data"},
     "verification": {"_version", "config", "model", "checkpoint", "nemo_file"},
+    "__main__": {"cli"},
     "__init__": {"_version", "config", "model", "checkpoint"},
     "cli": {"_version", "audio", "config", "model", "modules", "checkpoint", "data", "distributed", "training"}
     | {"evaluation", "verification", "nemo_file", "inputs"},

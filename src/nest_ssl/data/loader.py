@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from nest_ssl.data.bad_data import BadDataLog
@@ -85,7 +86,7 @@ class PlannedLoader(DataLoader[AudioNoiseBatch]):
             sampler=sampler,
             collate_fn=_unchanged,
             num_workers=num_workers,
-            pin_memory=pin_memory,
+            pin_memory=pin_memory and torch.accelerator.is_available(),  # torch warns of what it cannot do
             # torch refuses these two without loader processes
             persistent_workers=persistent_workers and num_workers > 0,
             prefetch_factor=prefetch_factor if num_workers > 0 else None,
@@ -116,6 +117,14 @@ class PlannedLoader(DataLoader[AudioNoiseBatch]):
             self.bad_data.record(len(batch.audio), batch.bad_files)
             yield batch
         self._next_batch = 0
+
+    def start_at(self, epoch: int, batch: int) -> None:
+        """Let the next iteration begin with batch `batch` of `epoch`, or with the next epoch if there is none."""
+        num_batches = None if self.batches.utterances_per_epoch() is None else len(self)
+        if num_batches is not None and batch >= num_batches:
+            epoch, batch = epoch + 1, 0
+        self.batches.epoch, self.batches.start = epoch, batch
+        self._next_batch = batch
 
     def state_dict(self) -> dict[str, Any]:
         """Taken after batch k was received, it makes the next iteration start with batch k + 1."""
