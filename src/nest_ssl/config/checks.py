@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Collection
 from typing import NoReturn
 
@@ -19,6 +20,15 @@ def probability(key: str, value: float, *, below_one: bool = False) -> None:
 def one_of(key: str, value: object, accepted: Collection[object]) -> None:
     if value not in accepted:
         raise ValueError(f"{key}: {value!r} is not one of {', '.join(map(repr, accepted))}.")
+
+
+def known_name(key: str, value: str, known: Collection[str]) -> None:
+    """For longer lists than `one_of`: the nearest known name comes first."""
+    if value not in known:
+        by_lower = {name.lower(): name for name in known}
+        near = difflib.get_close_matches(value.lower(), by_lower, n=1, cutoff=0.5)
+        hint = f" Did you mean '{by_lower[near[0]]}'?" if near else ""
+        raise ValueError(f"{key}: there is no '{value}'.{hint} Known: {', '.join(known)}.")
 
 
 def not_supported(key: str, value: object, way_out: str) -> NoReturn:

@@ -1,10 +1,48 @@
-"""The `optim:` section."""
+"""The `optim:` section: NeMo's names and keys, each option checked against the optimizer or schedule that takes it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import dataclasses
+import logging
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from nest_ssl.config.checks import at_least
+from nest_ssl.config.checks import at_least, known_name, not_supported, probability
+
+log = logging.getLogger(__name__)
+
+_ADAM = frozenset({"betas", "eps", "weight_decay", "amsgrad", "fused"})
+OPTIMIZERS: dict[str, frozenset[str]] = {
+    "adamw": _ADAM,
+    "adam": _ADAM,
+    "sgd": frozenset({"momentum", "dampening", "nesterov", "weight_decay", "fused"}),
+    "adamax": frozenset({"betas", "eps", "weight_decay"}),
+    "adadelta": frozenset({"rho", "eps", "weight_decay"}),
+    "adagrad": frozenset({"lr_decay", "initial_accumulator_value", "eps", "weight_decay"}),
+    "rmsprop": frozenset({"alpha", "centered", "momentum", "eps", "weight_decay"}),
+    "rprop": frozenset({"etas", "step_sizes"}),
+}
+"""Optimizers by NeMo's names, and the options that each takes beside `lr`."""
+
+_WARMUP = frozenset({"warmup_steps", "warmup_ratio"})
+SCHEDULES: dict[str, frozenset[str]] = {
+    "NoamAnnealing": _WARMUP | {"d_model"},
+    "CosineAnnealing": _WARMUP | {"constant_steps", "constant_ratio"},
+    "WarmupAnnealing": _WARMUP,
+    "InverseSquareRootAnnealing": _WARMUP,
+    "PolynomialDecayAnnealing": _WARMUP | {"power", "cycle"},
+}
+"""Schedules by NeMo's names, and the options that each takes beside `max_steps`, `min_lr` and `last_epoch`."""
+
+_NEMO_OPTIMIZERS = {
+    *("novograd", "adafactor", "adan", "lamb", "fused_adam", "distributed_fused_adam", "megatron_fused_adam"),
+}
+_NEMO_SCHEDULES = {
+    *("WarmupPolicy", "WarmupHoldPolicy", "WarmupHoldAnnealLinear", "WarmupHoldAnnealOneMinusSquareRoot"),
+    *("SquareAnnealing", "SquareRootAnnealing", "NoamHoldAnnealing", "PolynomialHoldDecayAnnealing"),
+    *("T5InverseSquareRootAnnealing", "StepLR", "ExponentialLR", "ReduceLROnPlateau", "CyclicLR"),
+}
 
 
 @dataclass
@@ -22,46 +60,137 @@ class ScheduleConfig:
     min_lr: float = 0.0
     """Lowest rate after the warm-up."""
     max_steps: int | None = None
-    """Length of the schedule; null: the trainer's."""
+    """Length of the schedule; null or -1: the trainer's."""
     constant_steps: int | None = None
     """Steps at the lowest rate at the end (CosineAnnealing)."""
     constant_ratio: float | None = None
     """The same as a share of all steps."""
-    power: float = 1.0
-    """Exponent of PolynomialDecayAnnealing."""
-    cycle: bool = False
-    """Start PolynomialDecayAnnealing again when it has ended."""
+    power: float | None = None
+    """Exponent of PolynomialDecayAnnealing; null: 1."""
+    cycle: bool | None = None
+    """Accepted for PolynomialDecayAnnealing; changes nothing, as in NeMo: the rate stays lowest after `max_steps`."""
     last_epoch: int = -1
     """Step to start from, less one."""
 
     def __post_init__(self) -> None:
-        if self.warmup_steps is not None and self.warmup_ratio is not None:
-            raise ValueError("optim.sched: give warmup_steps or warmup_ratio, not both.")
-        at_least("optim.sched.min_lr", self.min_lr, 0)
+        where = "optim.sched"
+        if self.name in _NEMO_SCHEDULES:
+            not_supported(f"{where}.name", self.name, f"use one of {', '.join(SCHEDULES)}")
+        known_name(f"{where}.name", self.name, SCHEDULES)
+        _only_options_of(where, self.name, self.options(), SCHEDULES)
+        for what in ("warmup", "constant"):
+            steps, ratio = getattr(self, f"{what}_steps"), getattr(self, f"{what}_ratio")
+            if steps is not None and ratio is not None:
+                raise ValueError(f"{where}: give {what}_steps or {what}_ratio, not both.")
+            at_least(f"{where}.{what}_steps", steps or 0, 0)
+            probability(f"{where}.{what}_ratio", ratio or 0.0)
+        at_least(f"{where}.min_lr", self.min_lr, 0)
+        at_least(f"{where}.last_epoch", self.last_epoch, -1)
+        if self.max_steps == -1:
+            self.max_steps = None
+        if self.max_steps is not None:
+            at_least(f"{where}.max_steps", self.max_steps, 1)
+        if self.name == "NoamAnnealing":
+            if self.d_model is None:
+                raise ValueError(f"{where}.d_model: NoamAnnealing needs it. Give the encoder's d_model.")
+            at_least(f"{where}.d_model", self.d_model, 1)
+        if self.power is not None:
+            at_least(f"{where}.power", self.power, 0)
+        if self.cycle:
+            log.warning("%s.cycle: changes nothing, as in NeMo: after max_steps the rate is min_lr.", where)
+
+    def options(self) -> dict[str, Any]:
+        """What was given beside the keys that every schedule has."""
+        return _given(self, leave_out={"name", "min_lr", "max_steps", "last_epoch"})
 
 
 @dataclass
 class OptimConfig:
-    """Optimizer and schedule."""
+    """Optimizer and schedule. An option that is null has the value that torch gives it (adamw: weight_decay 0.01)."""
 
     name: str = "adamw"
-    """adamw, adam, sgd, ..."""
+    """adamw, adam, sgd, adamax, adadelta, adagrad, rmsprop or rprop."""
     lr: float = 1e-3
     """Peak rate; for NoamAnnealing a factor."""
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.98])
-    """Decay of the moments."""
-    eps: float = 1e-8
+    betas: list[float] | None = None
+    """Decay of the moments (adamw, adam, adamax)."""
+    eps: float | None = None
     """Term that keeps the division finite."""
-    weight_decay: float = 0.0
+    weight_decay: float | None = None
     """Weight decay."""
-    momentum: float = 0.0
-    """Momentum (sgd)."""
+    amsgrad: bool | None = None
+    """Divide by the largest second moment so far (adamw, adam)."""
+    momentum: float | None = None
+    """Momentum (sgd, rmsprop)."""
+    dampening: float | None = None
+    """Damping of the momentum (sgd)."""
+    nesterov: bool | None = None
+    """Nesterov's momentum (sgd)."""
+    rho: float | None = None
+    """Decay of the squared gradients (adadelta)."""
+    lr_decay: float | None = None
+    """Decay of the rate (adagrad)."""
+    initial_accumulator_value: float | None = None
+    """Start of the sum of squared gradients (adagrad)."""
+    alpha: float | None = None
+    """Decay of the squared gradients (rmsprop)."""
+    centered: bool | None = None
+    """Divide by the standard deviation of the gradients (rmsprop)."""
+    etas: list[float] | None = None
+    """Factors by which a step shrinks and grows (rprop)."""
+    step_sizes: list[float] | None = None
+    """Smallest and largest step (rprop)."""
+    fused: bool | None = None
+    """One kernel for all parameters (adamw, adam, sgd); null: on CUDA. Lightning does not clip gradients of a fused
+    optimizer at precision 16: give false there."""
     no_decay_on_norms_and_biases: bool = False
     """Leave norms and biases out of the weight decay."""
     sched: ScheduleConfig | None = None
     """null: a constant rate."""
 
     def __post_init__(self) -> None:
+        if self.name in _NEMO_OPTIMIZERS:
+            not_supported("optim.name", self.name, f"use one of {', '.join(OPTIMIZERS)}")
+        known_name("optim.name", self.name, OPTIMIZERS)
+        _only_options_of("optim", self.name, self.options(), OPTIMIZERS)
         at_least("optim.lr", self.lr, 0)
-        if len(self.betas) != 2:
-            raise ValueError(f"optim.betas: {self.betas} are not two numbers.")
+        for key in ("betas", "etas", "step_sizes"):
+            pair = getattr(self, key)
+            if pair is not None and len(pair) != 2:
+                raise ValueError(f"optim.{key}: {pair} are not two numbers.")
+        for beta in self.betas or []:
+            probability("optim.betas", beta, below_one=True)
+        for key in ("eps", "weight_decay", "momentum", "rho", "lr_decay", "initial_accumulator_value", "alpha"):
+            at_least(f"optim.{key}", getattr(self, key) or 0.0, 0)
+        if self.nesterov and (not self.momentum or self.dampening):
+            raise ValueError("optim.nesterov: needs a momentum and no dampening.")
+        if self.no_decay_on_norms_and_biases and "weight_decay" not in OPTIMIZERS[self.name]:
+            raise ValueError(f"optim.no_decay_on_norms_and_biases: {self.name} has no weight decay.")
+
+    def options(self) -> dict[str, Any]:
+        """What was given for the optimizer itself; pairs as tuples, as torch takes them."""
+        given = _given(self, leave_out={"name", "lr", "no_decay_on_norms_and_biases", "sched"})
+        return {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
+
+    def as_nemo_writes_it(self) -> dict[str, Any]:
+        """Only what NeMo can hand to its optimizer and schedule: it passes every key on, nulls too."""
+        section = {"name": self.name, "lr": self.lr, **_given(self, leave_out={"name", "lr", "sched", "fused"})}
+        del section["no_decay_on_norms_and_biases"]
+        if self.sched is not None:
+            section["sched"] = _given(self.sched, leave_out={"last_epoch"})
+        return section
+
+
+def _given(config: Any, leave_out: Collection[str]) -> dict[str, Any]:
+    values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name not in leave_out}
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _only_options_of(where: str, name: str, given: Collection[str], table: Mapping[str, Collection[str]]) -> None:
+    """An option that nobody would look at is an error: the user expects it to do something."""
+    for key in given:
+        if key not in table[name]:
+            takers = ", ".join(other for other, options in table.items() if key in options)
+            raise ValueError(
+                f"{where}.{key}: {name} does not take it ({takers} would). Remove it with '~model.{where}.{key}'."
+            )

@@ -1,0 +1,148 @@
+"""Optimizers by name, and their parameter groups."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from nest_ssl.config import OptimConfig, ScheduleConfig
+from nest_ssl.config.optim import OPTIMIZERS
+from nest_ssl.nemo_file import nemo_config
+from nest_ssl.training.optimizers import OPTIMIZER_CLASSES, build_optimizer, parameter_groups
+from tests.helpers import tiny_model
+
+VALUES: dict[str, Any] = {
+    "betas": [0.8, 0.9],
+    "etas": [0.4, 1.3],
+    "step_sizes": [1e-5, 10.0],
+    "amsgrad": True,
+    "nesterov": True,
+    "centered": True,
+}
+
+
+def test_the_tables_of_names_agree() -> None:
+    assert OPTIMIZER_CLASSES.keys() == OPTIMIZERS.keys()
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_option_of_the_table_reaches_the_optimizer(name: str) -> None:
+    options = OPTIMIZERS[name] - {"fused", "dampening"}  # dampening contradicts nesterov
+    given = {key: VALUES.get(key, 0.25) for key in options}
+    assert options <= inspect.signature(OPTIMIZER_CLASSES[name]).parameters.keys()
+    group = build_optimizer(nn.Linear(2, 2), OptimConfig(name=name, lr=0.5, **given)).param_groups[0]
+    assert group["lr"] == 0.5
+    for key, value in given.items():
+        assert group[key] == (tuple(value) if isinstance(value, list) else value), key
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_option_that_is_not_given_has_torchs_value(name: str) -> None:
+    model = nn.Linear(2, 2)
+    ours = build_optimizer(model, OptimConfig(name=name, lr=0.1)).defaults
+    torchs = OPTIMIZER_CLASSES[name](model.parameters(), lr=0.1).defaults
+    assert {**ours, "fused": None} == {**torchs, "fused": None}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_lowers_a_loss(name: str) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 1), torch.randn(16, 4)
+    optimizer = build_optimizer(model, OptimConfig(name=name, lr=0.01))
+    losses = []
+    for _ in range(20):
+        loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert losses[-1] < losses[0]
+
+
+def test_one_group_without_frozen_parameters_by_default() -> None:
+    model = tiny_model()
+    (group,) = parameter_groups(model)
+    assert {id(p) for p in group["params"]} == {id(p) for p in model.parameters() if p.requires_grad}
+    assert len(group["params"]) < len(list(model.parameters()))  # the quantizer is frozen
+
+
+def test_norms_and_biases_are_left_out_of_the_decay_on_request() -> None:
+    model = tiny_model()
+    optimizer = build_optimizer(model, OptimConfig(weight_decay=0.1, no_decay_on_norms_and_biases=True))
+    names = {id(p): name for name, p in model.named_parameters()}
+    decayed, exempt = ({names[id(p)] for p in group["params"]} for group in optimizer.param_groups)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.1, 0.0]
+    assert decayed | exempt == {name for name, p in model.named_parameters() if p.requires_grad}
+    assert not decayed & exempt
+    assert not [name for name in decayed if "norm" in name or "bias" in name]
+    assert "encoder.layers.0.norm_out.weight" in exempt
+    assert "encoder.layers.0.conv.batch_norm.weight" in exempt
+    assert "encoder.layers.0.self_attn.pos_bias_u" in exempt
+    assert "encoder.layers.0.self_attn.linear_q.weight" in decayed
+
+
+def test_weight_decay_moves_only_what_it_should() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    cfg = OptimConfig(lr=0.1, weight_decay=0.5, no_decay_on_norms_and_biases=True)
+    optimizer = build_optimizer(model, cfg)
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    moved = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
+    assert moved == {"0.weight"}
+
+
+def test_a_model_that_is_all_frozen_is_refused() -> None:
+    with pytest.raises(ValueError, match="no trainable parameter"):
+        build_optimizer(nn.Linear(2, 2).requires_grad_(False), OptimConfig())
+
+
+def test_on_the_cpu_nothing_is_fused_unless_asked() -> None:
+    assert build_optimizer(nn.Linear(2, 2), OptimConfig()).defaults["fused"] is False
+    assert build_optimizer(nn.Linear(2, 2), OptimConfig(fused=True)).defaults["fused"] is True
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+def test_adamw_is_fused_on_cuda_unless_told() -> None:
+    model = nn.Linear(2, 2).cuda()
+    assert build_optimizer(model, OptimConfig()).defaults["fused"] is True
+    assert build_optimizer(model, OptimConfig(fused=False)).defaults["fused"] is False
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"name": "adamx"}, "there is no 'adamx'. Did you mean 'adam"),
+        ({"name": "AdamW"}, "Did you mean 'adamw'"),
+        ({"name": "novograd"}, "exists in NeMo but not in nest-ssl; use one of adamw, adam, sgd"),
+        ({"name": "adamw", "momentum": 0.9}, "adamw does not take it \\(sgd, rmsprop would\\)"),
+        ({"betas": [0.9]}, "are not two numbers"),
+        ({"betas": [0.9, 1.0]}, "not a probability below 1"),
+        ({"weight_decay": -1.0}, "optim.weight_decay: -1.0 is less than 0"),
+        ({"name": "sgd", "nesterov": True}, "needs a momentum"),
+        ({"name": "rprop", "no_decay_on_norms_and_biases": True}, "rprop has no weight decay"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        OptimConfig(**settings)
+
+
+def test_a_saved_model_holds_only_keys_that_nemos_optimizer_takes() -> None:
+    model = tiny_model()
+    model.cfg.optim = OptimConfig(
+        betas=[0.9, 0.98],
+        fused=False,
+        no_decay_on_norms_and_biases=True,
+        sched=ScheduleConfig(d_model=32, warmup_steps=5),
+    )
+    section = nemo_config(model.cfg, "EncDecDenoiseMaskedTokenPredModel")["optim"]
+    schedule = section.pop("sched")
+    assert section == {"name": "adamw", "lr": 1e-3, "betas": [0.9, 0.98]}
+    assert schedule == {"name": "NoamAnnealing", "d_model": 32, "warmup_steps": 5, "min_lr": 0.0}
