@@ -155,7 +155,7 @@ class PretrainingModule(pl.LightningModule):
         self.log_dict(logged, batch_size=size)
         epoch = {"train_loss_epoch": logged["train_loss"], "learning_rate_epoch": logged["learning_rate"]}
         self.log_dict(epoch, on_step=False, on_epoch=True, batch_size=size)
-        if (self.trainer.global_step + 1) % self.trainer.log_every_n_steps == 0:
+        if (self.trainer.global_step + 1) % (self.cfg.trainer.log_every_n_steps or 50) == 0:
             self.log_dict(self.throughput.report(), batch_size=size)
         return predicted.loss
 
@@ -183,12 +183,12 @@ class PretrainingModule(pl.LightningModule):
     # ---- optimizer ----
 
     def configure_optimizers(self) -> Any:
-        optimizer = build_optimizer(self.cfg.model.optim, self.model)
+        optimizer = build_optimizer(self.model, self.cfg.model.optim)
         if self.cfg.model.optim.sched is None:
             return optimizer
         steps = self.trainer.estimated_stepping_batches
         max_steps = int(steps) if steps != float("inf") else None
-        schedule = build_schedule(self.cfg.model.optim.sched, optimizer, max_steps)
+        schedule = build_schedule(optimizer, self.cfg.model.optim.sched, max_steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     # ---- checkpoints: NeMo's parameter names, and the configuration ----
@@ -207,10 +207,11 @@ class PretrainingModule(pl.LightningModule):
 
     def _data_position(self) -> DataPosition:
         loader = self.trainer.train_dataloader
+        progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current
         return DataPosition(
             epoch=self.current_epoch,
             # `processed` counts the batch that is being finished; `completed` does not yet, within its last hook.
-            batch=self.trainer.fit_loop.epoch_loop.batch_progress.current.processed,
+            batch=progress.processed,
             world_size=self.world_size,
             plan_hash=loader.plan_hash if isinstance(loader, PlannedLoader) else "",
         )
