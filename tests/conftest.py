@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-# MKL picks its FFT by processor, and their roundings differ by up to 1.4e-4 in a log-mel value (NeMo against itself too).
-# The recordings were made with this one, which every processor has.
+# MKL picks its FFT by processor, and their roundings differ by up to 1.4e-4 in a log-mel value, NeMo against itself
+# too. The recordings were made with this one, which every processor has.
 os.environ.setdefault("MKL_CBWR", "COMPATIBLE")
 os.environ.setdefault("OMP_NUM_THREADS", "2")
 # Some virtual machines announce AMX and fault on its first use (a bf16 product dies with SIGILL).

@@ -18,8 +18,8 @@ from nemo.collections.asr.models.ssl_models import EncDecDenoiseMaskedTokenPredM
 from nemo.collections.asr.modules import RandomBlockMasking
 from omegaconf import OmegaConf
 
-sys.path.insert(0, str(Path(__file__).parent))
-import cases
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.parity import cases
 
 HERE = Path(__file__).parent / "options"
 
@@ -39,7 +39,7 @@ def build(overrides: dict[str, Any], kind: Any = EncDecDenoiseMaskedTokenPredMod
     return model
 
 
-def outputs(model: Any, noisy_too: bool) -> tuple[Any, Any, Any, Any]:
+def outputs(model: Any, noisy_too: bool) -> Any:
     clean, noisy, lengths = cases.audio()
     inputs = {"input_signal": clean, "input_signal_length": lengths}
     if noisy_too:
@@ -48,7 +48,7 @@ def outputs(model: Any, noisy_too: bool) -> tuple[Any, Any, Any, Any]:
     return model(**inputs, apply_mask=False)
 
 
-def record_case(overrides: dict[str, Any], kind: Any = EncDecDenoiseMaskedTokenPredModel) -> dict[str, np.ndarray]:
+def record_case(overrides: dict[str, Any], kind: Any = EncDecDenoiseMaskedTokenPredModel) -> dict[str, Any]:
     model = build(overrides, kind).eval()
     noisy_too = kind is EncDecDenoiseMaskedTokenPredModel
     clean, _, lengths = cases.audio()
@@ -62,7 +62,9 @@ def record_case(overrides: dict[str, Any], kind: Any = EncDecDenoiseMaskedTokenP
     model.train()
     log_probs_train, _, _, tokens_train = outputs(model, noisy_too)
     loss = model.loss(
-        masks=mask, decoder_outputs=log_probs_train[:, : tokens_train.shape[1]], targets=tokens_train,
+        masks=mask,
+        decoder_outputs=log_probs_train[:, : tokens_train.shape[1]],
+        targets=tokens_train,
         decoder_lengths=encoded_len,
     )
     loss.backward()
@@ -87,7 +89,7 @@ def train_outputs(overrides: dict[str, Any], draws: int) -> np.ndarray:
         return np.stack([model.encoder(audio_signal=mels, length=mel_len)[0].numpy() for _ in range(draws)])
 
 
-def outcomes(overrides: dict[str, Any]) -> dict[str, np.ndarray]:
+def outcomes(overrides: dict[str, Any]) -> dict[str, Any]:
     """The distinct results of a random choice, and how often each came."""
     drawn = train_outputs(overrides, cases.OUTCOME_DRAWS)
     distinct: list[np.ndarray] = []

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from nest_ssl.audio.signal import Samples
-from nest_ssl.audio.types import AudioError, AudioInfo
+from nest_ssl.audio.types import AudioInfo
 
-INSTALL_HINT = "Install the second decoder: pip install 'nest-ssl[decoders]'."
+INSTALL_HINT = "not installed; it reads more formats: pip install 'nest-ssl[decoders]'"
 CONTAINERS = (
     "aac,ac3,aiff,amr,ape,asf,avi,caf,dts,eac3,flac,flv,g722,gsm,"
     "matroska,mov,mp3,mp4,mpeg,mpegts,ogg,tta,w64,wav,webm,wv"
@@ -29,39 +29,50 @@ PREROLL_S = 0.5
 """Decoded and dropped before an offset: Opus and AAC need up to 80 ms to settle."""
 
 
+class CannotDecodeError(Exception):
+    """FFmpeg does not make audio of this, either."""
+
+
 def decode(
     source: str | Path | bytes, name: str, *, offset_s: float = 0.0, duration_s: float | None = None
 ) -> tuple[Samples, int]:
     """(N, C) float32 from `offset_s` on, and the file's sample rate."""
-    with _open_stream(source, name) as (container, stream):
+    with open_stream(source, name) as (container, stream):
+        blocks_NC = list(blocks(container, stream, offset_s=offset_s, duration_s=duration_s))
         rate = int(stream.rate)
-        start = int(offset_s * rate)
-        stop = None if duration_s is None else start + int(duration_s * rate)
-        blocks_NC = []
-        for position, block_NC in _decoded(container, stream, offset_s):
-            if stop is not None and position >= stop:
-                break
-            blocks_NC.append(block_NC[max(start - position, 0) : None if stop is None else stop - position])
-        if not blocks_NC:
-            return np.zeros((0, 1), dtype=np.float32), rate
-        return np.concatenate(blocks_NC), rate
+    return (np.concatenate(blocks_NC) if blocks_NC else np.zeros((0, 1), dtype=np.float32)), rate
 
 
 def measure(source: str | Path | bytes, name: str) -> AudioInfo:
     """Counts the samples by decoding: such containers state no length, or a rounded one."""
-    with _open_stream(source, name) as (container, stream):
-        num_samples = sum(len(block_NC) for _, block_NC in _decoded(container, stream, 0.0))
-        label = f"{container.format.name.split(',')[0]}/{stream.codec_context.name}"
-        return AudioInfo(int(stream.rate), num_samples, int(stream.channels), label)
+    with open_stream(source, name) as (container, stream):
+        return stream_info(container, stream, sum(len(block_NC) for block_NC in blocks(container, stream)))
+
+
+def stream_info(container: Any, stream: Any, num_samples: int) -> AudioInfo:
+    label = f"{container.format.name.split(',')[0]}/{stream.codec_context.name}"
+    return AudioInfo(int(stream.rate), num_samples, int(stream.channels), label)
+
+
+def blocks(container: Any, stream: Any, *, offset_s: float = 0.0, duration_s: float | None = None) -> Iterator[Samples]:
+    """Blocks (N, C), none empty, from `offset_s` on."""
+    start = int(offset_s * stream.rate)
+    stop = None if duration_s is None else start + int(duration_s * stream.rate)
+    for position, block_NC in _decoded(container, stream, offset_s):
+        if stop is not None and position >= stop:
+            return
+        inside_NC = block_NC[max(start - position, 0) : None if stop is None else stop - position]
+        if len(inside_NC):
+            yield inside_NC
 
 
 @contextmanager
-def _open_stream(source: str | Path | bytes, name: str) -> Iterator[tuple[Any, Any]]:
-    """The container and its first audio stream; FFmpeg's errors become AudioError."""
+def open_stream(source: str | Path | bytes, name: str) -> Iterator[tuple[Any, Any]]:
+    """The container and its first audio stream; FFmpeg's errors become CannotDecodeError."""
     try:
         import av
     except ModuleNotFoundError:
-        raise AudioError(name, f"libsndfile does not read this file. {INSTALL_HINT}") from None
+        raise CannotDecodeError(INSTALL_HINT) from None
     # A file object, never a path: FFmpeg must not take a name for a URL, nor a picture's name for a sequence.
     with io.BytesIO(source) if isinstance(source, bytes) else open(os.fspath(source), "rb") as file:
         extension = Path(name).suffix.lower()
@@ -72,12 +83,12 @@ def _open_stream(source: str | Path | bytes, name: str) -> Iterator[tuple[Any, A
             with av.open(file, format=raw_format, options=options, metadata_errors="replace") as container:
                 stream = next(iter(container.streams.audio), None)
                 if stream is None:
-                    raise AudioError(name, "no audio in it")
+                    raise CannotDecodeError("no audio in it")
                 if stream.codec_context is None:
-                    raise AudioError(name, "no decoder knows its encoding")
+                    raise CannotDecodeError("unknown encoding")
                 yield container, stream
         except av.error.FFmpegError as error:
-            raise AudioError(name, f"not decodable as audio ({error.strerror})") from None
+            raise CannotDecodeError(error.strerror) from None
 
 
 def _decoded(container: Any, stream: Any, offset_s: float) -> Iterator[tuple[int, Samples]]:
@@ -90,11 +101,12 @@ def _decoded(container: Any, stream: Any, offset_s: float) -> Iterator[tuple[int
     if seeks:
         start_pts = stream.start_time or 0
         container.seek(start_pts + int((offset_s - PREROLL_S) / stream.time_base), stream=stream)
-    to_float = av.AudioResampler(format="fltp")
+    # Interleaved: PyAV 18 reads past the end of planar frames of more than 8 channels, and the process dies.
+    to_float = av.AudioResampler(format="flt")
     for number, frame in enumerate(container.decode(stream)):
         if seeks and number == 0 and frame.pts is not None:
             position = round(float((frame.pts - (stream.start_time or 0)) * stream.time_base) * rate)
         for converted in to_float.resample(frame):
-            block_NC = np.ascontiguousarray(converted.to_ndarray().T)
+            block_NC = converted.to_ndarray().reshape(-1, converted.layout.nb_channels)
             yield position, block_NC
             position += len(block_NC)

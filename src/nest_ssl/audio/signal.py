@@ -48,11 +48,11 @@ def _chosen_channels(channel_selector: Any) -> list[int] | None:
     if channel_selector is None or channel_selector == "average":
         return None
     channels = [channel_selector] if isinstance(channel_selector, int) else channel_selector
-    if isinstance(channels, str) or not channels or not all(isinstance(c, int) and c >= 0 for c in channels):
+    if not isinstance(channels, list) or not channels or not all(isinstance(c, int) and c >= 0 for c in channels):
         raise TypeError(
             f"channel_selector is {channel_selector!r}. Give a channel number, a list of them, or 'average'."
         )
-    return list(channels)
+    return channels
 
 
 def resample(samples: Samples, from_rate: int, to_rate: int) -> Samples:

@@ -46,14 +46,19 @@ def load(path: str | Path, map_location: Any = "cpu", strict: bool = True) -> En
     a warning.
     """
     path = Path(path).expanduser()
-    content = _read_ckpt(path, map_location) if path.suffix == ".ckpt" else read_nemo(path, map_location)
-    model_class = _model_class(path, content.config)
+    content = read_checkpoint(path, map_location)
+    kind = model_class(path, content.config)
     try:
-        model = model_class(content.config)
+        model = kind(content.config)
     except (ConfigError, ValueError, TypeError) as error:
         raise CheckpointError(f"{path}: its configuration cannot be used: {error}") from error
     fill(model, content.weights, str(path), strict=strict)
     return model.to(map_location).eval() if not callable(map_location) else model.eval()
+
+
+def read_checkpoint(path: Path, map_location: Any = "cpu") -> NemoFile:
+    """Configuration and weights of a `.nemo` or `.ckpt` file."""
+    return _read_ckpt(path, map_location) if path.suffix == ".ckpt" else read_nemo(path, map_location)
 
 
 def fill(model: torch.nn.Module, weights: dict[str, Tensor], where: str, *, strict: bool = True) -> None:
@@ -84,7 +89,8 @@ def _listing(lines: list[str], most: int = 40) -> str:
     return "\n".join(f"  {line}" for line in lines[:most] + more)
 
 
-def _model_class(path: Path, config: dict[str, Any]) -> type[EncDecMaskedTokenPredModel]:
+def model_class(path: Path, config: dict[str, Any]) -> type[EncDecMaskedTokenPredModel]:
+    """The class that a configuration was saved from."""
     target = config.get("target")
     if target is None:
         return EncDecDenoiseMaskedTokenPredModel

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -19,6 +20,9 @@ from nest_ssl.config.unused import unused_keys
 
 YAML_PACKAGE = "nest_ssl.config.yaml"
 DEFAULT_CONFIG = "nest_fast-conformer"
+
+SAVED_NOTES = {"target", "nemo_version", "nest_ssl_version"}
+"""What `.nemo` files note beside the model's configuration: the class and the version that saved them."""
 
 
 def yaml_folder() -> Path:
@@ -70,9 +74,14 @@ def model_config(config: Any) -> ModelConfig:
     if isinstance(data, dict) and _has_interpolation(data):
         # A section cut out of its file still refers to it as `${model.…}`.
         data = OmegaConf.to_container(OmegaConf.create({"model": data}), resolve=True)["model"]  # type: ignore[call-overload,index]
-    if isinstance(data, dict) and "nemo_version" in data and "nest_ssl_version" not in data:
-        data = _undo_post_conv_adjustment(data)
-    return parse(ModelConfig, data, where="model", unused=unused_keys())
+    from_file = isinstance(data, dict) and not SAVED_NOTES.isdisjoint(data)
+    if from_file:
+        if "nest_ssl_version" not in data:
+            data = _undo_post_conv_adjustment(data)
+        data = {key: value for key, value in data.items() if key not in SAVED_NOTES}
+    # What NeMo's files carry along is no choice of the user's: not worth a line.
+    level = logging.DEBUG if from_file else logging.INFO
+    return parse(ModelConfig, data, where="model", unused=unused_keys(), report_level=level)
 
 
 def _undo_post_conv_adjustment(data: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import logging
 import types
 import typing
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import dacite
@@ -40,7 +41,18 @@ def plain(config: Any) -> Any:
     return config
 
 
-def parse(schema: type[T], config: Any, where: str = "", unused: Mapping[str, str] | None = None) -> T:
+def read_yaml(path: str | Path) -> Any:
+    """The content of a yaml file, with interpolations resolved."""
+    return plain(OmegaConf.load(path))
+
+
+def parse(
+    schema: type[T],
+    config: Any,
+    where: str = "",
+    unused: Mapping[str, str] | None = None,
+    report_level: int = logging.INFO,
+) -> T:
     """`config` (a mapping, DictConfig or dataclass) as an instance of the dataclass `schema`.
 
     `where` is the key under which `config` stands, for messages. `unused` maps dotted keys that NeMo has and
@@ -52,7 +64,7 @@ def parse(schema: type[T], config: Any, where: str = "", unused: Mapping[str, st
     dropped: list[str] = []
     data = _checked(schema, data, where, unused or {}, dropped)
     if dropped:
-        log.info("config keys of NeMo that NEST does not use, ignored: %s", ", ".join(sorted(dropped)))
+        log.log(report_level, "config keys of NeMo that NEST does not use, ignored: %s", ", ".join(sorted(dropped)))
     try:
         return dacite.from_dict(schema, data, dacite.Config(type_hooks={float: _as_float}))
     except dacite.WrongTypeError as error:

@@ -80,7 +80,7 @@ class Manifest(Sequence[Utterance]):
                     line = index.line_number(int(unknown.argmax()))
                     hint = f"Run 'nest-ssl prepare {path} --output NEW.jsonl' to measure it."
                     raise ManifestError(
-                        f"{path}:{line}: no 'duration', which min_duration and max_duration need. {hint}"
+                        f"{path}:{line}", "no 'duration', which min_duration and max_duration need", hint
                     )
                 part = kept[start : start + len(unknown)]
                 if self.min_duration_s is not None:

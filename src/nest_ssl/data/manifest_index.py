@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 MAGIC = b"NESTIDX1"
 HEADER = struct.Struct("<8s qqqq 32s 56x")  # magic, size, mtime_ns, utterances, gaps, digest of the manifest
-PIECE_BYTES = 16 << 20
+PIECE_BYTES = 4 << 20
 SMALL_INDEX_BYTES = 1 << 20
 """Smaller indexes are read instead of mapped: a mapping keeps a file descriptor, and shards come by the thousand."""
 BOM = b"\xef\xbb\xbf"
@@ -56,11 +56,10 @@ def open_index(manifest: str) -> ManifestIndex:
     try:
         status = os.stat(manifest)
         if not os.path.isfile(manifest):
-            raise ManifestError(f"{manifest}: not a regular file. Give a JSON-lines manifest.")
+            raise ManifestError(manifest, "not a regular file", "Give a JSON-lines manifest.")
     except FileNotFoundError:
-        raise ManifestError(
-            f"{manifest}: no such manifest. 'nest-ssl prepare FOLDER --output {manifest}' writes one."
-        ) from None
+        way_out = f"'nest-ssl prepare FOLDER --output {manifest}' writes one."
+        raise ManifestError(manifest, "no such manifest", way_out) from None
     places = [Path(f"{manifest}.idx"), _cache_path(manifest)]
     for place in places:
         index = _load(place, status)
@@ -78,9 +77,9 @@ def open_index(manifest: str) -> ManifestIndex:
             logger.warning("%s: its folder cannot be written (%s); the index is %s", manifest, failures[0], place)
         index = _load(place, status)
         if index is None:
-            raise ManifestError(f"{manifest}: changed while it was read. Wait until it is written, and start again.")
+            raise ManifestError(manifest, "changed while it was read", "Wait until it is written, and start again.")
         return index
-    raise ManifestError(f"{manifest}: no place for its index ({'; '.join(failures)}). Set NEST_SSL_CACHE_DIR.")
+    raise ManifestError(manifest, f"no place for its index ({'; '.join(failures)})", "Set NEST_SSL_CACHE_DIR.")
 
 
 def _cache_path(manifest: str) -> Path:
@@ -157,7 +156,7 @@ def _build(manifest: str, place: Path, status: os.stat_result) -> None:
 
 
 def _pieces(file: BinaryIO, digest: Any) -> Iterator[tuple[int, bytes]]:
-    """Pieces of about 16 MB that end at the end of a line, with their position; a byte-order mark is left out."""
+    """Pieces of about 4 MB that end at the end of a line, with their position; a byte-order mark is left out."""
     start, rest = 0, b""
     while block := file.read(PIECE_BYTES):
         digest.update(block)

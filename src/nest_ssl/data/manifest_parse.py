@@ -15,7 +15,14 @@ PREPARE_HINT = "Run 'nest-ssl prepare {manifest} --output NEW.jsonl' to write a 
 
 
 class ManifestError(ValueError):
-    """A manifest cannot be used: file, line, what, and the way out."""
+    """A manifest cannot be used: where (file, line), what, and the way out."""
+
+    def __init__(self, where: str, what: str, way_out: str) -> None:
+        super().__init__(where, what, way_out)
+        self.where, self.what, self.way_out = where, what, way_out
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}. {self.way_out}"
 
 
 class Line(msgspec.Struct, gc=False):
@@ -94,7 +101,7 @@ def parse_line(line: bytes, manifest: str, line_number: int) -> dict[str, Any]:
     hint = PREPARE_HINT.format(manifest=manifest)
 
     def fail(what: str) -> NoReturn:
-        raise ManifestError(f"{manifest}:{line_number}: {what}. {hint}")
+        raise ManifestError(f"{manifest}:{line_number}", what, hint)
 
     try:
         item = msgspec.json.decode(line)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 
 from braceexpand import braceexpand
 
@@ -50,14 +51,20 @@ def is_tarred_manifest(manifest: str) -> bool:
     return TARRED_MANIFEST.search(manifest) is not None
 
 
+@lru_cache(maxsize=4096)
+def _folder_of(manifest: str) -> str | None:
+    """Where relative paths begin; None for manifests of tar shards."""
+    return None if is_tarred_manifest(manifest) else os.path.dirname(os.path.abspath(manifest))
+
+
 def resolve_audio_path(audio_path: str, manifest: str) -> str:
     """Absolute as it is; relative: in the manifest's folder, or where it exists from the working folder.
 
     Backslashes of a manifest made on Windows are taken for separators unless a file has that very name.
     """
-    if is_tarred_manifest(manifest):
+    folder = _folder_of(manifest)
+    if folder is None:
         return audio_path
-    folder = os.path.dirname(os.path.abspath(manifest))
     resolved = os.path.join(folder, os.path.expanduser(audio_path))
     if os.path.isabs(audio_path) and "\\" not in audio_path:
         return resolved

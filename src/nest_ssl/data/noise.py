@@ -149,7 +149,7 @@ class NoiseBank:
             bounds[index] = (end, end + len(samples))
             end += len(samples)
         block = torch.from_numpy(np.concatenate([np.empty(0, np.float32), *parts]))
-        return cls(block.share_memory_(), bounds)  # type: ignore[no-untyped-call]
+        return cls(block.share_memory_(), bounds)
 
 
 def _load_segment(

@@ -14,6 +14,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from nest_ssl.config import PreprocessorConfig
 from nest_ssl.modules.lengths import valid_frames
+from nest_ssl.modules.precision import full_precision
 
 _STD_FLOOR = 1e-5  # added to every standard deviation, so that a silent band stays finite
 
@@ -39,7 +40,7 @@ class AudioToMelSpectrogramPreprocessor(nn.Module):
     def forward(
         self, input_signal: Tensor, length: Tensor, *, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        with torch.autocast(input_signal.device.type, enabled=False):
+        with full_precision(input_signal.device):
             mels: tuple[Tensor, Tensor] = self.featurizer(input_signal.float(), length, generator)
         return mels
 

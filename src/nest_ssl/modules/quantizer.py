@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from nest_ssl.config import QuantizerConfig
+from nest_ssl.modules.precision import full_precision
 
 _CHUNK_BYTES = 32 * 2**20  # similarities held at once: NeMo's take 6.3 GB for 8 × 60 s
 
@@ -37,7 +38,7 @@ class RandomProjectionVectorQuantizer(nn.Module):
     def forward(self, input_signal: Tensor) -> tuple[Tensor, Tensor]:
         cfg = self.cfg
         # bf16 flips about 2 % of the codes (measured): stay in fp32, whatever the autocast around us.
-        with torch.autocast(input_signal.device.type, enabled=False):
+        with full_precision(input_signal.device):
             x_BTD = input_signal.float() if cfg.time_ahead else input_signal.float().transpose(1, 2)
             x_BSHC = self._project(x_BTD)
             tokens_BSH = torch.stack(

@@ -1,0 +1,25 @@
+"""How the program prints: tables that keep every column, on a terminal or in a pipe."""
+
+from __future__ import annotations
+
+import sys
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+PIPE_WIDTH = 200  # a pipe has no width of its own, and rich would cut columns at 80
+
+
+def make_console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+
+
+def make_table(left: list[str], right: list[str]) -> Table:
+    """A table with text columns `left`, then number columns `right`."""
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in left:
+        table.add_column(name, overflow="fold")
+    for name in right:
+        table.add_column(name, justify="right", overflow="fold")
+    return table

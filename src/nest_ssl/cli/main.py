@@ -1,0 +1,44 @@
+"""The program `nest-ssl`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import typer
+
+from nest_ssl._version import __version__
+from nest_ssl.cli.info import info
+from nest_ssl.cli.prepare import prepare
+from nest_ssl.cli.verify import verify
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+app.command()(prepare)
+app.command()(info)
+app.command()(verify)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"nest-ssl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def program(
+    version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
+    verbose: bool = typer.Option(False, "--verbose", "-v", help="Say more, and show tracebacks."),
+) -> None:
+    """NEST speech pre-training: NeMo's numbers on its own feet."""
+    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, format="%(message)s")
+
+
+def main() -> None:
+    """Run the program; what a user can mend is one line on stderr and exit code 1, not a traceback."""
+    try:
+        app()
+    except (ValueError, OSError, RuntimeError) as error:
+        if logging.getLogger().isEnabledFor(logging.DEBUG):
+            raise
+        print(f"nest-ssl: {error}", file=sys.stderr)
+        sys.exit(1)

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from nest_ssl import CheckpointError, load
+from tests.helpers import model_section, noise_batch, tiny_model
+
+
+def saved(path: Path, hyper_parameters: Any) -> Path:
+    torch.save({"state_dict": tiny_model().state_dict(), "hyper_parameters": hyper_parameters, "epoch": 3}, path)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["nemo", "plain", "dataclass"])
+def test_a_training_checkpoint_is_loaded(tmp_path: Path, kind: str) -> None:
+    section: Any = model_section()
+    if kind == "nemo":
+        section = {"cfg": OmegaConf.create(section)}  # NeMo's own .ckpt files hold omegaconf objects
+    elif kind == "dataclass":
+        section = {"cfg": dataclasses.asdict(tiny_model().cfg)}
+    model = load(saved(tmp_path / "last.ckpt", section))
+    batch = noise_batch([16_000])
+    assert torch.equal(model(**batch)[0], tiny_model().eval()(**batch)[0])
+
+
+def test_code_in_a_training_checkpoint_is_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path / "evil.ckpt", {"cfg": Path("/")})
+    with pytest.raises(CheckpointError, match=r"evil\.ckpt: not a readable training checkpoint"):
+        load(path)
+
+
+def test_a_file_that_is_no_checkpoint_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.ckpt"
+    torch.save({"weights": 1}, path)
+    with pytest.raises(CheckpointError, match="holds no state_dict"):
+        load(path)
+    path.write_bytes(b"not at all")
+    with pytest.raises(CheckpointError, match="not a readable training checkpoint"):
+        load(path)
+    with pytest.raises(CheckpointError, match="holds no configuration"):
+        load(saved(path, None))
+    with pytest.raises(CheckpointError, match="no such file"):
+        load(tmp_path / "nothing.ckpt")

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+import yaml
+
+from nest_ssl.config import ConfigError, compose, embedded_configs, load_yaml, model_config
+from nest_ssl.config.training import NestConfig
+
+NEMO_YAML = json.loads((Path(__file__).parents[2] / "parity" / "nemo_yaml.json").read_text())
+
+
+@pytest.fixture
+def nemo_yaml(tmp_path: Path) -> Path:
+    """NeMo's nest_fast-conformer.yaml, from its recorded keys and values."""
+    path = tmp_path / "nest_fast-conformer.yaml"
+    path.write_text(yaml.safe_dump(NEMO_YAML, sort_keys=False))
+    return path
+
+
+def test_nemos_yaml_loads_unchanged_and_one_line_names_what_is_not_used(
+    nemo_yaml: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    cfg = load_yaml(nemo_yaml)
+    assert cfg.trainer.strategy == "ddp_find_unused_parameters_true"
+    assert cfg.model.quantizer.combine_time_steps == 8
+    assert [m for m in caplog.messages if "does not use" in m] == [
+        "config keys of NeMo that NEST does not use, ignored: model.spec_augment"
+    ]
+
+
+def test_our_model_section_has_nemos_values(nemo_yaml: Path) -> None:
+    ours, theirs = compose().model, load_yaml(nemo_yaml).model
+    for section in ("preprocessor", "masking", "quantizer", "encoder", "decoder", "loss", "optim"):
+        assert getattr(ours, section) == getattr(theirs, section), section
+    assert ours.encoder.sync_max_audio_length is False
+
+
+def test_the_default_starts_anywhere() -> None:
+    cfg = compose()
+    assert (cfg.trainer.devices, cfg.trainer.accelerator, cfg.trainer.strategy) == (1, "auto", "auto")
+    assert cfg.trainer.sync_batchnorm
+    assert cfg.model.train_ds is not None
+    assert (cfg.model.train_ds.batch_size, cfg.model.train_ds.num_workers) == (2, 0)
+    assert cfg.model.train_ds.pin_memory
+
+
+def test_the_example_for_several_gpus() -> None:
+    cfg = compose("nest_fast-conformer_ddp_example")
+    assert (cfg.trainer.devices, cfg.trainer.strategy) == (-1, "ddp")
+    assert cfg.model.train_ds is not None
+    assert (cfg.model.train_ds.batch_size, cfg.model.train_ds.num_workers, cfg.model.train_ds.drop_last) == (8, 8, True)
+
+
+def test_the_streaming_and_xlarge_variants() -> None:
+    encoder = compose("nest_fast-conformer_streaming").model.encoder
+    assert encoder.causal_downsampling
+    assert encoder.conv_context == (8, 0)
+    assert (encoder.att_context_style, encoder.conv_norm_type) == ("chunked_limited", "layer_norm")
+    xlarge = compose("nest_fast-conformer_xlarge_128mel").model
+    assert (xlarge.preprocessor.features, xlarge.masking.feat_in, xlarge.encoder.feat_in) == (128, 128, 128)
+    assert (xlarge.encoder.d_model, xlarge.encoder.n_layers, xlarge.encoder.use_bias) == (1024, 24, False)
+
+
+@pytest.mark.parametrize("name", embedded_configs())
+def test_every_embedded_configuration_is_valid(name: str) -> None:
+    assert isinstance(compose(name), NestConfig)
+
+
+def test_interpolations_follow_overrides() -> None:
+    model = compose(overrides=["model.preprocessor.features=128", "model.num_books=4"]).model
+    assert (model.encoder.feat_in, model.masking.feat_in, model.quantizer.feat_in) == (128, 128, 128)
+    assert (model.decoder.num_decoders, model.loss.num_decoders) == (4, 4)
+
+
+@pytest.mark.parametrize("prefix", ["", "+", "++"])
+def test_any_key_of_the_schema_can_be_set_with_or_without_a_plus(nemo_yaml: Path, prefix: str) -> None:
+    overrides = [f"{prefix}model.encoder.sync_max_audio_length=true", f"{prefix}trainer.devices=2"]
+    cfg = load_yaml(nemo_yaml, overrides)
+    assert cfg.model.encoder.sync_max_audio_length
+    assert cfg.trainer.devices == 2
+
+
+def test_a_tilde_removes_a_key() -> None:
+    train_ds = compose(overrides=["~model.train_ds.batch_augmentor"]).model.train_ds
+    assert train_ds is not None
+    assert train_ds.batch_augmentor is None
+
+
+@pytest.mark.parametrize("override", ["size=small", "+size=small"])
+def test_sizes_work_with_our_yaml_and_with_nemos(nemo_yaml: Path, override: str) -> None:
+    assert compose(overrides=[override]).model.encoder.d_model == 176
+    assert load_yaml(nemo_yaml, [override]).model.encoder.d_model == 176
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("model.encoder.n_layer=3", "model.encoder.n_layer: no such key. Did you mean 'model.encoder.n_layers'?"),
+        ("modell.x=1", "modell: no such key. Did you mean 'model'?"),
+        ("trainer.devicess=1", "Did you mean 'trainer.devices'?"),
+        ("model.encoder.n_layers=many", "model.encoder.n_layers: expected int, got 'many'"),
+        ("model.encoder.xscaling=7", "model.encoder.xscaling: expected bool, got 7"),
+        ("model.encoder._target_=os.system", "'os.system' is not a class this program builds"),
+        ("model.masking._target_=nemo.collections.asr.modules.RandomBlockMaskin", "Did you mean 'nemo.collections"),
+        ("trainer.strategy={_target_:subprocess.Popen}", "'subprocess.Popen' is not a class"),
+        ("model.train_ds.batch_augmentor._target_=builtins.eval", "'builtins.eval' is not a class"),
+        ("model.encoder.subsampling=vggnet", "'vggnet' exists in NeMo but not in nest-ssl"),
+        ("model.encoder.self_attention_model=rel_pos_local_attn", "exists in NeMo but not in nest-ssl"),
+        ("model.encoder.reduction=pooling", "exists in NeMo but not in nest-ssl"),
+        ("model.encoder.conv_norm_type=fused_batch_norm", "exists in NeMo but not in nest-ssl"),
+        ("model.encoder.conv_norm_type=group_norm", "is not batch_norm, layer_norm"),
+        ("model.encoder.conv_norm_type=group_norm7", "a divisor of d_model 512"),
+        ("model.encoder.subsampling_factor=6", "6 is not a power of two"),
+        ("model.encoder.n_heads=7", "7 does not divide d_model 512"),
+        ("model.encoder.dropout=1.5", "1.5 is not a probability"),
+        ("model.encoder.att_context_size=[1,2,3]", "is not [left, right]"),
+        ("model.encoder.att_context_probs=[0.5]", "are not 1 numbers that sum to 1"),
+        ("model.encoder.conv_context_size=[1,2]", "left + right + 1 = 9"),
+        ("model.preprocessor.exact_pad=true", "exists in NeMo but not in nest-ssl"),
+        ("model.preprocessor.normalize=per_features", "is not one of 'per_feature'"),
+        ("model.masking.feat_in=12", "model.masking.feat_in is 12, but preprocessor.features is 80"),
+        ("model.mask_position=mid_conv", "'mid_conv' is not one of 'pre_conv', 'post_conv'"),
+        ("model.loss.squeeze_single=true", "squeeze_single differs"),
+        ("model.quantizer.dist_fn=dot", "'dot' is not one of 'l2', 'cosine'"),
+        ("model.optim.sched.warmup_ratio=0.1", "give warmup_steps or warmup_ratio, not both"),
+        ("nonsense", "override 'nonsense': expected key=value"),
+        ("size=huge", "size/huge"),
+        ("model.encoder.n_layers=${nowhere}", "nowhere"),
+    ],
+)
+def test_a_wrong_value_is_an_error_that_names_the_key_and_the_way_out(override: str, words: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        compose(overrides=[override])
+    assert words in str(raised.value)
+
+
+def test_a_missing_file_lists_what_there_is(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file.*nest_fast-conformer"):
+        compose("nothing", config_path=tmp_path)
+
+
+def test_the_model_section_can_be_a_dict_with_interpolations_of_its_file() -> None:
+    section = {**NEMO_YAML["model"], "train_ds": None, "validation_ds": None}
+    assert model_config(section).encoder.feat_in == 80
+
+
+def test_a_post_conv_section_that_nemo_has_adjusted_is_given_back_as_the_user_wrote_it() -> None:
+    section = json.loads(json.dumps(NEMO_YAML["model"]))
+    section |= {"mask_position": "post_conv", "train_ds": None, "validation_ds": None, "nemo_version": "2.7.3"}
+    section["masking"] |= {"block_size": 5, "feat_in": 512}
+    section["quantizer"] |= {"feat_in": 512, "combine_time_steps": 1}
+    section["loss"]["combine_time_steps"] = 1
+    cfg = model_config(section)
+    assert (cfg.masking.block_size, cfg.masking.feat_in, cfg.quantizer.feat_in) == (40, 80, 80)
+
+
+def test_numbers_in_scientific_notation_are_numbers() -> None:
+    assert model_config({**NEMO_YAML["model"], "optim": {"weight_decay": "1e-3"}}).optim.weight_decay == 1e-3
