@@ -66,7 +66,7 @@ class PlanSampler(BatchSampler):
 
 
 class PlannedLoader(DataLoader[AudioNoiseBatch]):
-    """Batches of one rank. `set_epoch` chooses the epoch; `state_dict` holds what is needed to go on after batch k."""
+    """Batches of one rank. `set_epoch` chooses the epoch; `position` and `resume` go on after batch k."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class PlannedLoader(DataLoader[AudioNoiseBatch]):
             sampler=sampler,
             collate_fn=_unchanged,
             num_workers=num_workers,
-            pin_memory=pin_memory and torch.accelerator.is_available(),  # torch warns of what it cannot do
+            pin_memory=pin_memory and torch.accelerator.is_available(),  # torch warns otherwise
             # torch refuses these two without loader processes
             persistent_workers=persistent_workers and num_workers > 0,
             prefetch_factor=prefetch_factor if num_workers > 0 else None,
@@ -126,16 +126,19 @@ class PlannedLoader(DataLoader[AudioNoiseBatch]):
         self.batches.epoch, self.batches.start = epoch, batch
         self._next_batch = batch
 
-    def state_dict(self) -> dict[str, Any]:
-        """Taken after batch k was received, it makes the next iteration start with batch k + 1."""
+    def position(self, next_batch: int | None = None) -> dict[str, Any]:
+        """Taken after batch k was received, it makes the next iteration start with batch k + 1.
+
+        A caller that reads ahead gives the number of the `next_batch` it has not used yet.
+        """
         return {
             "epoch": self.batches.epoch,
-            "next_batch": self._next_batch,
+            "next_batch": self._next_batch if next_batch is None else next_batch,
             "plan_hash": self.plan_hash,
             "bad_data": self.bad_data.state_dict(),
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def resume(self, state: dict[str, Any]) -> None:
         if state["plan_hash"] != self.plan_hash:
             raise ValueError(
                 "the checkpoint was written with another batch plan: seed, data, batch size or number of ranks have "

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nest_ssl.audio import AudioError, read_audio
+from nest_ssl.audio import AudioError, audio_info, read_audio
 from nest_ssl.audio.mixing import Samples, white_noise
 from nest_ssl.data.manifest import Utterance
 from nest_ssl.data.randomness import one_generator
@@ -81,9 +81,17 @@ def sample_noise(
 class NoiseSource:
     """Noise of a manifest for utterances of a given length, with up to `bank_bytes` of it kept decoded in memory."""
 
-    def __init__(self, noise_data: Sequence[NoiseSample], sample_rate: int, *, bank_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        noise_data: Sequence[NoiseSample],
+        sample_rate: int,
+        *,
+        bank_bytes: int = 0,
+        on_read: Callable[[str], None] | None = None,
+    ) -> None:
         self.noise_data = noise_data
         self.sample_rate = sample_rate
+        self.on_read = on_read
         self.bank = NoiseBank.load(noise_data, sample_rate, bank_bytes) if bank_bytes else None
 
     def sample(
@@ -99,6 +107,8 @@ class NoiseSource:
             index = int(generator.integers(len(self.noise_data)))
             entry = _utterance(self.noise_data[index])
             decoded = None if self.bank is None else self.bank.get(index)
+            if self.on_read is not None and decoded is None:
+                self.on_read(entry.audio_filepath)
             try:
                 return _load_segment(entry, self.sample_rate, max_samples, generator, decoded=decoded)
             except AudioError as error:
@@ -154,6 +164,9 @@ def _load_segment(
 ) -> Samples:
     """At most `max_samples` of one noise file (`decoded`: all of it), never silent."""
     duration_s = entry.duration_s
+    if duration_s is None and max_samples is not None:  # a header costs less than a whole recording
+        whole_s = audio_info(entry.audio_filepath).duration_s - entry.offset_s
+        duration_s = whole_s if decoded is None else len(decoded) / sample_rate
     if max_samples is not None and duration_s is not None and duration_s > max_samples / sample_rate:
         length_s = max_samples / sample_rate
         for _ in range(max_trial):

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,9 +70,9 @@ def test_restarting_at_batch_k_gives_batch_k(corpus: Corpus, kind: str, num_work
         stopped.set_epoch(1)
         for _, _batch in zip(range(k), stopped, strict=False):
             pass
-        state = pickle.loads(pickle.dumps(stopped.state_dict()))
+        state = pickle.loads(pickle.dumps(stopped.position()))
         resumed = build_loader(config, seed=3)
-        resumed.load_state_dict(state)
+        resumed.resume(state)
         resumed.set_epoch(1)  # as Lightning does when it resumes
         rest = list(resumed)
         assert len(rest) == len(whole) - k
@@ -80,10 +82,10 @@ def test_restarting_at_batch_k_gives_batch_k(corpus: Corpus, kind: str, num_work
 
 
 def test_the_state_of_another_plan_is_refused(corpus: Corpus) -> None:
-    state = build_loader(corpus.config(), seed=3).state_dict()
+    state = build_loader(corpus.config(), seed=3).position()
     for other in (build_loader(corpus.config(), seed=4), build_loader(corpus.config(), seed=3, world_size=2)):
         with pytest.raises(ValueError, match="another batch plan"):
-            other.load_state_dict(state)
+            other.resume(state)
 
 
 @pytest.mark.parametrize("drop_last", [True, False])
@@ -172,7 +174,7 @@ def test_an_endless_mixture_has_no_length_and_resumes_past_a_round(corpus: Corpu
         len(loader)
     first = [batch for _, batch in zip(range(12), loader, strict=False)]
     resumed = build_loader(config, seed=3)
-    resumed.load_state_dict({**resumed.state_dict(), "next_batch": 10})
+    resumed.resume({**resumed.position(), "next_batch": 10})
     for a, b in zip(first[10:], resumed, strict=False):
         assert_same(a, b)
 
@@ -198,6 +200,10 @@ def test_missing_or_contradicting_keys_are_refused(corpus: Corpus) -> None:
         build_loader(DatasetConfig(batch_size=2))
     with pytest.raises(ValueError, match="no utterance is left"):
         build_loader(corpus.config(min_duration=50.0))
+    with pytest.raises(ValueError, match="22 utterances do not fill one batch on each of 8 ranks"):
+        build_loader(corpus.config(drop_last=True), world_size=8)
+    with pytest.raises(ValueError, match="seed: -1 is less than 0"):
+        corpus.config(seed=-1)
     with pytest.raises(ValueError, match="rank 2 is not in"):
         build_loader(corpus.config(), rank=2, world_size=2)
     with pytest.raises(ValueError, match="are not 2 positive numbers"):
@@ -211,6 +217,28 @@ def test_missing_or_contradicting_keys_are_refused(corpus: Corpus) -> None:
         )
     with pytest.raises(ValueError, match="batch_duration: needs 'use_bucketing: true'"):
         corpus.config(batch_duration=5.0)
+
+
+def test_an_empty_noise_manifest_is_refused(corpus: Corpus, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="noise"):
+        build_loader(corpus.config(noise_manifest=str(write_manifest(tmp_path / "noise.jsonl", []))))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_loader_processes_run_can_be_sent_to_a_new_interpreter(corpus: Corpus, kind: str) -> None:
+    loader = build_loader(corpus.config(**KINDS[kind]), seed=3)
+    (spec, *_) = loader.batches
+    sent, spec_sent = pickle.loads(pickle.dumps((loader.dataset, spec)))
+    assert_same(sent[spec_sent], loader.dataset[spec])
+
+
+def test_a_caller_that_reads_ahead_can_say_where_to_go_on(corpus: Corpus) -> None:
+    loader = build_loader(corpus.config(), seed=3)
+    whole = list(loader)
+    resumed = build_loader(corpus.config(), seed=3)
+    resumed.resume(loader.position(next_batch=2))
+    for a, b in zip(whole[2:], resumed, strict=True):
+        assert_same(a, b)
 
 
 def test_bucketing_without_durations_says_what_to_do(corpus: Corpus, tmp_path: Path) -> None:
@@ -238,6 +266,22 @@ def test_the_dataset_gives_items_that_torchs_own_loader_can_batch(corpus: Corpus
     batches = list(loader)
     assert [len(batch.sample_id) for batch in batches] == [5, 5, 5, 5, 2]
     assert all(torch.equal(b.noisy_audio, b.audio + b.noise) for b in batches)
+
+
+@pytest.mark.parametrize("kind", ["plain", "lhotse"])
+def test_every_file_is_announced_before_it_is_read(corpus: Corpus, kind: str) -> None:
+    announced: list[str] = []
+    loader = build_loader(corpus.config(**KINDS[kind], batch_augmentor=None), on_read=announced.append)
+    read = [name for batch in loader for name in batch.audio_filepaths]
+    speech = [name for name in announced if "speech_" in name]
+    assert speech == read
+    assert len(announced) == 2 * len(read), "each utterance and its noise"
+
+
+def test_importing_the_package_does_not_import_lhotse_or_webdataset() -> None:
+    code = "import sys, nest_ssl.data; print([m for m in ('lhotse', 'webdataset', 'lightning') if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
 
 
 def resident_bytes() -> int:

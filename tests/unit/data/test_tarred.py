@@ -68,7 +68,7 @@ def test_every_utterance_of_the_shards_is_read_with_its_own_audio(
 
 
 @pytest.mark.parametrize("drop_last", [True, False])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7, 64])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7, 11])
 def test_scattered_shards_give_every_rank_the_same_number_of_batches(
     corpus: Corpus, shards: Path, world_size: int, drop_last: bool
 ) -> None:
@@ -98,7 +98,7 @@ def test_batches_do_not_depend_on_workers_and_can_be_resumed(corpus: Corpus, sha
         found = list(build_loader(config(corpus, shards, num_workers=num_workers), seed=5))
         assert all(torch.equal(a.noisy_audio, b.noisy_audio) for a, b in zip(whole, found, strict=True))  # type: ignore[arg-type]
     resumed = build_loader(config(corpus, shards), seed=5)
-    resumed.load_state_dict({**resumed.state_dict(), "next_batch": 6})
+    resumed.resume({**resumed.position(), "next_batch": 6})
     rest = list(resumed)
     assert len(rest) == len(whole) - 6
     assert all(torch.equal(a.noisy_audio, b.noisy_audio) for a, b in zip(whole[6:], rest, strict=True))  # type: ignore[arg-type]
