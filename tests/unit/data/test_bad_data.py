@@ -130,7 +130,7 @@ def test_a_share_is_counted_per_epoch_and_survives_a_restart(broken: tuple[Corpu
     while stopped.bad_data.num_bad["speech"] < 2:
         next(iterator)
     resumed = build_loader(corpus.config(max_bad_fraction=3.9 / 22), seed=3)
-    resumed.load_state_dict(stopped.state_dict())
+    resumed.resume(stopped.position())
     with pytest.raises(BadDataError, match="4 of 22"):
         list(resumed)
 
