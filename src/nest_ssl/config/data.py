@@ -164,7 +164,7 @@ class DatasetConfig:
     bucket_buffer_size: int = 10000
     """lhotse: utterances held in the buckets' buffer."""
     shuffle_buffer_size: int = 10000
-    """lhotse: utterances held in the shuffling buffer."""
+    """lhotse without buckets: utterances held in the shuffling buffer."""
     concurrent_bucketing: bool = False
     """lhotse: fill the buckets from a thread."""
 

@@ -32,6 +32,8 @@ class BadFile:
     step: int
     rank: int
     """Place in the plan."""
+    stand_in: bool = False
+    """It was to stand in for another bad file, so the plan lost no further utterance."""
 
 
 class BadDataLog:
@@ -45,7 +47,7 @@ class BadDataLog:
         self.num_read = 0
         """Utterances of this epoch so far."""
         self.num_bad: Counter[str] = Counter()
-        """By kind, in this epoch."""
+        """By kind, in this epoch: utterances replaced, noise drawn again, utterances left without noise."""
         self.files: dict[str, BadFile] = {}
         """Every bad file of the run, by path."""
 
@@ -56,7 +58,7 @@ class BadDataLog:
         """Take note of a batch. Raises BadDataError when the epoch's share of bad utterances is too high."""
         self.num_read += num_utterances
         for bad in bad_files:
-            self.num_bad[bad.kind] += 1
+            self.num_bad[bad.kind] += not bad.stand_in
             if bad.kind != "no-noise" and bad.audio_filepath not in self.files:
                 self._name(bad)
         if bad_files:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TypeVar
 
 import numpy as np
@@ -87,18 +88,13 @@ class BatchMaker:
         self, utterance: T, spares: Iterator[T], read: Callable[[T], Samples], place: Place, bad: list[BadFile]
     ) -> tuple[T, Samples]:
         """`utterance`, or the first of `spares` that can be read."""
-        while True:
+        for number, candidate in enumerate(chain([utterance], spares)):
             try:
-                return utterance, read(utterance)
+                return candidate, read(candidate)
             except AudioError as error:
-                bad.append(_bad("speech", error, place))
-            try:
-                utterance = next(spares)
-            except StopIteration:
-                named = "\n".join(f"  {b.audio_filepath}: {b.reason}" for b in bad if b.kind == "speech")
-                raise BadDataError(
-                    f"none of these, all next to each other in the plan, can be read:\n{named}"
-                ) from None
+                bad.append(replace(_bad("speech", error, place), stand_in=number > 0))
+        named = "\n".join(f"  {file.audio_filepath}: {file.reason}" for file in bad if file.kind == "speech")
+        raise BadDataError(f"none of these neighbours in the plan can be read:\n{named}")
 
     def _padded(self, samples: Samples) -> Samples:
         return pad_audio(samples, int(self.min_audio_len_secs * self.sample_rate), self.pad_audio_mode)

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import json
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,15 +115,22 @@ class CutBatches(BatchSampler):
 
     def __iter__(self) -> Iterator[CutBatchSpec]:
         start = self.take_start()
+        batches = self._batches(self.epoch)
+        ahead: deque[list[Cut]] = deque()
         first: list[Cut] = []
-        batches = enumerate(self._batches(self.epoch))
-        step, cuts = next(batches, (0, []))
-        while cuts:
-            first = first or cuts[:MIN_SPARES]
-            next_step, next_cuts = next(batches, (step + 1, []))
+        for step in itertools.count():
+            while len(ahead) < 2 or sum(map(len, ahead)) - len(ahead[0]) < MIN_SPARES:
+                batch = next(batches, None)
+                if batch is None:
+                    break
+                ahead.append(batch)
+                first += batch[: MIN_SPARES - len(first)]
+            if not ahead:
+                return
+            cuts = ahead.popleft()
             if step >= start:
-                yield CutBatchSpec(self.epoch, step, self.rank, cuts, next_cuts[:MIN_SPARES] or first)
-            step, cuts = next_step, next_cuts
+                spares = list(itertools.islice(itertools.chain(*ahead, first), MIN_SPARES))
+                yield CutBatchSpec(self.epoch, step, self.rank, cuts, spares)
 
     def _batches(self, epoch: int) -> Iterator[list[Cut]]:
         """A sampler anew for each epoch: lhotse's keep state that depends on how far they were read."""
@@ -132,7 +141,6 @@ class CutBatches(BatchSampler):
             "quadratic_duration": config.quadratic_duration,
             "shuffle": config.shuffle,
             "drop_last": config.drop_last,
-            "shuffle_buffer_size": config.shuffle_buffer_size,
             "rank": self.rank,
             "world_size": self.world_size,
             "seed": self.seed,
@@ -149,7 +157,7 @@ class CutBatches(BatchSampler):
                 **shared,
             )
         else:
-            sampler = DynamicCutSampler(cuts, **shared)
+            sampler = DynamicCutSampler(cuts, shuffle_buffer_size=config.shuffle_buffer_size, **shared)
         sampler.set_epoch(epoch)
         for batch in sampler:
             yield list(batch)

@@ -217,9 +217,7 @@ def _sorted_by_shard(manifest: Manifest, paths: list[str], tars: TarShards) -> t
     shard_of = np.fromiter((-1 if number is None else number for number in found), np.int64, len(manifest))
     num_missing = int(np.count_nonzero(shard_of < 0))
     if num_missing:
-        log.warning(
-            "%s: %d of %d utterances are in none of the shards: left out", manifest.name, num_missing, len(shard_of)
-        )
+        log.warning("%s: %d utterances are in none of the shards: left out", manifest.name, num_missing)
     if num_missing == len(shard_of):
         raise ValueError(f"{manifest.name}: none of its {num_missing} utterances is in the shards ({paths[0]}, …).")
     order = np.argsort(shard_of, kind="stable")[num_missing:]
