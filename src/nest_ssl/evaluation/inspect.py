@@ -20,6 +20,11 @@ from nest_ssl.evaluation.inspect_examples import ExampleBatch, example_batches
 from nest_ssl.evaluation.inspect_manifest import ManifestFacts, find, look_at
 from nest_ssl.evaluation.inspect_padding import Batching, compare
 
+MAX_BATCH_S = 3600.0
+"""Larger batches are not drawn: an hour of audio and its features take about 3 GB and half a minute."""
+MUCH_LEFT_OUT = 0.1
+"""Share of the utterances."""
+
 
 @dataclass(frozen=True)
 class InspectOptions:
@@ -92,18 +97,30 @@ def inspect_data(config: ModelConfig, options: InspectOptions) -> Inspection:
         with _with_durations(dataset, sources, speech, notes) as usable:
             if usable is not None:
                 batchings = {size: compare(usable, size, seed=options.seed) for size in options.batch_sizes}
-                examples = _examples(config, replace(usable, batch_size=options.batch_sizes[0]), options, notes)
+                examples = _examples(config, usable, options, speech, notes)
+    notes += _batching_notes(batchings)
     normalized = config.preprocessor.normalize == "per_feature"
     return Inspection(dataset, options, speech, noise, num_kept, batchings, examples, normalized, notes)
 
 
 def _examples(
-    config: ModelConfig, dataset: DatasetConfig, options: InspectOptions, notes: list[str]
+    config: ModelConfig, dataset: DatasetConfig, options: InspectOptions, speech: ManifestFacts, notes: list[str]
 ) -> list[ExampleBatch]:
+    """Example batches; what stands in their way becomes a note."""
+    batch_size = options.batch_sizes[0]
+    longest_s = min(float(speech.known_s.max()), dataset.max_duration or np.inf)
+    if batch_size * longest_s > MAX_BATCH_S:
+        notes.append(
+            f"No example batches: {batch_size} utterances of up to {longest_s:,.0f} s would hold "
+            f"{batch_size * longest_s / 3600:.1f} h of audio. Set model.train_ds.max_duration or --batch-size."
+        )
+        return []
     try:
-        return example_batches(config, dataset, num_batches=options.num_examples, seed=options.seed)
+        return example_batches(
+            config, replace(dataset, batch_size=batch_size), num_batches=options.num_examples, seed=options.seed
+        )
     except BadDataError as error:
-        notes.append(f"No example batches: {error}")
+        notes.append(f"No example batches: {' '.join(str(error).split())[:300]} …")
         return []
 
 
@@ -131,6 +148,7 @@ def _with_durations(
 
 
 def _notes(dataset: DatasetConfig, speech: ManifestFacts, noise: ManifestFacts | None) -> list[str]:
+    """What the manifests and headers tell."""
     notes = []
     num_unstated = speech.num_utterances - speech.num_stated
     if num_unstated:
@@ -139,26 +157,34 @@ def _notes(dataset: DatasetConfig, speech: ManifestFacts, noise: ManifestFacts |
             "where they were read. Training with buckets or duration filters needs them in the manifest: "
             f"run 'nest-ssl prepare {speech.paths[0]} --output NEW.jsonl'."
         )
-    num_left_out = len(speech.known_s) - speech.num_between(dataset.min_duration, dataset.max_duration)
-    if num_left_out:
-        limits = [
-            f"model.train_ds.{key}={value:g}"
-            for key, value in (("min_duration", dataset.min_duration), ("max_duration", dataset.max_duration))
-            if value is not None
-        ]
-        notes.append(
-            f"{num_left_out:,} of {len(speech.known_s):,} utterances are left out by {' and '.join(limits)} (seconds)."
-        )
+    num_known = len(speech.known_s)
+    for key, limit_s, num_inside in (
+        ("min_duration", dataset.min_duration, speech.num_between(dataset.min_duration, None)),
+        ("max_duration", dataset.max_duration, speech.num_between(None, dataset.max_duration)),
+    ):
+        if num_inside < num_known:
+            limit = f"model.train_ds.{key}={limit_s:g}"
+            notes.append(f"{num_known - num_inside:,} of {num_known:,} utterances are left out by {limit} (seconds).")
     for facts in filter(None, (speech, noise)):
         if facts.unusable:
             notes.append(
                 f"{facts.name}: {len(facts.unusable):,} of the {facts.num_looked_at:,} files looked at cannot be used. "
                 f"Run 'nest-ssl prepare {facts.paths[0]} --output NEW.jsonl' to leave them out."
             )
-    others = sorted(rate for rate in speech.rates if rate != dataset.sample_rate)
+    others = sum(count for rate, count in speech.rates.items() if rate != dataset.sample_rate)
     if others:
-        share = sum(speech.rates[rate] for rate in others) / speech.rates.total()
+        share = others / speech.rates.total()
         notes.append(f"{share:.0%} of the files are resampled to {dataset.sample_rate:,} Hz whenever they are read.")
     if noise is None:
         notes.append("No noise manifest (--noise): only other speakers of the batch are mixed in.")
     return notes
+
+
+def _batching_notes(batchings: dict[int, list[Batching]]) -> list[str]:
+    worst = max((row.left_out_share or 0.0 for rows in batchings.values() for row in rows), default=0.0)
+    if worst <= MUCH_LEFT_OUT:
+        return []
+    return [
+        f"drop_last=true leaves out up to {worst:.0%} of the utterances: incomplete batches, one in every bucket. "
+        "Fewer buckets (model.train_ds.num_buckets), smaller batches or model.train_ds.drop_last=false keep them."
+    ]

@@ -24,7 +24,8 @@ def palette() -> NDArray[np.uint8]:
     anchors = np.array([[int(text[i : i + 2], 16) for i in (1, 3, 5)] for text in _ANCHORS])
     at = np.linspace(0, len(anchors) - 1, NUM_COLOURS)
     channels = [np.interp(at, np.arange(len(anchors)), anchors[:, c]) for c in range(3)]
-    return np.stack(channels, axis=1).round().astype(np.uint8)
+    colours: NDArray[np.uint8] = np.stack(channels, axis=1).round().astype(np.uint8)
+    return colours
 
 
 def heat_map(values_HW: NDArray[np.float32], low: float, high: float) -> str:
@@ -40,8 +41,7 @@ def pool_columns(values_HW: NDArray[np.float32]) -> NDArray[np.float32]:
         return values_HW
     starts = np.arange(0, values_HW.shape[1], size)
     widths = np.diff(starts, append=values_HW.shape[1])
-    means: NDArray[np.float32] = np.add.reduceat(values_HW, starts, axis=1) / widths
-    return means
+    return (np.add.reduceat(values_HW, starts, axis=1) / widths).astype(np.float32)
 
 
 def png_address(levels_HW: NDArray[np.uint8]) -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -141,12 +139,11 @@ def choose(num_all: int, num_wanted: int, seed: int) -> NDArray[np.int64]:
 def _header(source: ManifestDataset, index: int, utterance: Utterance) -> AudioInfo:
     """What the file says about itself; AudioError if it cannot be opened or is shorter than its line states."""
     audio, name = source.source(index, utterance)
-    if isinstance(audio, str) and os.path.exists(audio) and not stat.S_ISREG(os.stat(audio).st_mode):
-        raise AudioError(name, "not a regular file")  # opening a FIFO would block for ever
     info = audio_info(audio, name=name)
     left_s = info.duration_s - utterance.offset_s
     if left_s <= 0:
-        raise AudioError(name, f"no samples after the offset of {utterance.offset_s:g} s")
+        offset = f" after the offset of {utterance.offset_s:g} s" if utterance.offset_s else ""
+        raise AudioError(name, f"no samples{offset}")
     if utterance.duration_s is not None and left_s < MIN_SHARE * utterance.duration_s:
         raise AudioError(name, f"{left_s:.2f} s of audio where the manifest states {utterance.duration_s:.2f} s")
     return info

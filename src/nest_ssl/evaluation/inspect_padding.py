@@ -109,7 +109,7 @@ def compare(config: DatasetConfig, batch_size: int, *, seed: int = 0) -> list[Ba
         pin_memory=False,
     )
     shuffled, durations_s = _shuffled(plain, seed)
-    total_s = config.batch_duration or max(shuffled.filling.largest_s, float(durations_s.max()))
+    total_s = config.batch_duration or shuffled.filling.largest_s or batch_size * float(durations_s.max())
     bucketed = replace(plain, use_bucketing=True)
     by_duration = replace(bucketed, batch_size=None, batch_duration=total_s)
     duration_keys = f"batch_duration={total_s:.4g}"
@@ -142,6 +142,9 @@ def _shuffled(config: DatasetConfig, seed: int) -> tuple[Batching, Durations]:
 
 def _try(name: str, keys: str, config: DatasetConfig, num_total: int, seed: int) -> Batching:
     """A row of the comparison, or the reason why this way is not open with these settings."""
+    if config.use_lhotse and config.bucket_duration_bins is None and num_total < config.num_buckets:
+        problem = f"lhotse cannot make {config.num_buckets} buckets (num_buckets) of {num_total} utterances."
+        return Batching(name, keys, Filling(), num_total, problem=problem)
     try:
         loader = build_loader(config, seed=seed)
     except ValueError as error:

@@ -9,6 +9,7 @@ from typing import Any
 
 import jinja2
 import numpy as np
+from markupsafe import Markup
 
 from nest_ssl.evaluation.inspect import Inspection
 from nest_ssl.evaluation.inspect_draw import NUM_COLOURS, png_address
@@ -61,7 +62,7 @@ def _manifest(title: str, facts: ManifestFacts, limits_s: dict[str, float | None
                 strict=False,
             )
         ),
-        "histogram": _safe(histogram_picture(duration_histogram(known_s), limits_s)) if len(known_s) else None,
+        "histogram": Markup(histogram_picture(duration_histogram(known_s), limits_s)) if len(known_s) else None,
         "counters": [
             ("sample rate", _shares(Counter({f"{rate:,} Hz": n for rate, n in facts.rates.items()}))),
             ("format", _shares(facts.formats)),
@@ -73,17 +74,13 @@ def _manifest(title: str, facts: ManifestFacts, limits_s: dict[str, float | None
 def _example(batch: ExampleBatch) -> dict[str, Any]:
     low, high = mel_range(batch)
     drawn = [
-        {"number": number, "utterance": utterance, "picture": _safe(utterance_picture(utterance, batch))}
+        {"number": number, "utterance": utterance, "picture": Markup(utterance_picture(utterance, batch))}
         for number, utterance in enumerate(batch.utterances[:DRAWN_PER_BATCH], start=1)
     ]
-    return {"batch": batch, "overview": _safe(batch_picture(batch)), "drawn": drawn, "low": low, "high": high}
+    return {"batch": batch, "overview": Markup(batch_picture(batch)), "drawn": drawn, "low": low, "high": high}
 
 
 def _shares(counts: Counter[str]) -> list[tuple[str, int, float]]:
     """Most frequent first, equal ones by name."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return [(name, count, count / counts.total()) for name, count in ordered]
-
-
-def _safe(picture: str) -> Any:
-    return jinja2.utils.markupsafe.Markup(picture)
