@@ -3,9 +3,8 @@
     python benchmarks/data_pipeline.py --nemo-python /path/to/nemo/bin/python --output benchmarks/results/data.json
 
 FLAC of 16 kHz, utterances of 8 to 16 s, NeMo's default augmentation, no loader processes, one thread, one core;
-everything is decoded anew in every epoch but for the row with the noise bank. `--speech` and `--noise` take manifests
-of real audio, which is encoded as FLAC first (speech cut to these lengths); without them it is synthesised. NeMo's
-speed depends on the noise: it reads a segment again, up to 100 times, while the sum of its samples is negative.
+everything is decoded anew in every epoch but for the row with the noise bank. Speech and noise are synthesised;
+`--speech` takes a manifest of real speech in place of it, `--noise` one of real noise in addition.
 Without NeMo's interpreter (also NEST_SSL_NEMO_PYTHON) its row says so.
 """
 
@@ -17,7 +16,6 @@ import os
 import platform
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -25,14 +23,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ[variable] = "1"  # before numpy and torch are imported
-
 import numpy as np
 import soundfile
 import torch
 
 RATE = 16000
+LIMIT, PEER = "decode speech and noise segments", "NeMo 2.7.3"
 BATCH_SIZE = 8
 AUGMENTATION = {
     "prob": 0.5,
@@ -51,48 +47,61 @@ AUGMENTATION = {
 """The values of NeMo's nest_fast-conformer.yaml."""
 
 
-def synthetic_speech(duration_s: float, rng: np.random.Generator) -> np.ndarray[Any, Any]:
+Samples = np.ndarray[Any, Any]
+
+
+def synthetic_speech(num_samples: int, rng: np.random.Generator) -> Samples:
     """Voiced syllables with pauses and a noise floor: about as hard to compress as read speech."""
-    t = np.arange(int(duration_s * RATE)) / RATE
+    t = np.arange(num_samples) / RATE
     pitch = 120 + 40 * np.sin(2 * np.pi * 0.4 * t + rng.uniform(0, 6))
     phase = 2 * np.pi * np.cumsum(pitch) / RATE
-    voiced = sum(np.sin(k * phase) / k**1.2 for k in range(1, 20))
+    voiced: Samples = np.sum([np.sin(k * phase) / k**1.2 for k in range(1, 20)], axis=0)
     syllables = np.clip(np.sin(2 * np.pi * 2.5 * t) + 0.4 * np.sin(2 * np.pi * 0.3 * t), 0, None)
-    return (0.08 * voiced * syllables + 0.003 * rng.standard_normal(len(t))).astype(np.float32)
+    speech: Samples = 0.08 * voiced * syllables + 0.003 * rng.standard_normal(num_samples)
+    return speech
 
 
-def synthetic_noise(duration_s: float, rng: np.random.Generator) -> np.ndarray[Any, Any]:
-    noise = np.convolve(rng.standard_normal(int(duration_s * RATE)), np.ones(6) / 6, "same")
-    return (0.05 * noise).astype(np.float32)
+def white(num_samples: int, rng: np.random.Generator) -> Samples:
+    """Energy at all frequencies, so the sum of a segment is as often positive as negative."""
+    noise: Samples = 0.05 * np.convolve(rng.standard_normal(num_samples), np.ones(6) / 6, "same")
+    return noise
 
 
-def real_files(manifest: Path) -> list[np.ndarray[Any, Any]]:
+def recorded(num_samples: int, rng: np.random.Generator) -> Samples:
+    """As from a sound card: nothing below some 100 Hz, and an offset of 1e-5, positive or negative."""
+    noise = white(num_samples, rng)
+    slow = np.convolve(noise, np.ones(160) / 160, "same")
+    noise -= slow - rng.choice([-1e-5, 1e-5])
+    return noise
+
+
+NOISE: dict[str, Callable[[np.random.Generator], list[Samples]]] = {
+    "white noise of 30 s": lambda rng: [white(30 * RATE, rng) for _ in range(64)],
+    "recordings of 30 s": lambda rng: [recorded(30 * RATE, rng) for _ in range(64)],
+    "clips of 5 s": lambda rng: [recorded(5 * RATE, rng) for _ in range(64)],
+}
+"""NeMo's speed depends on the noise: it reads a segment of a file that is longer than the utterance again, up to 100
+times, while the sum of its samples is not positive."""
+
+
+def real_files(manifest: Path) -> list[Samples]:
     lines = [json.loads(line) for line in manifest.read_text(encoding="utf-8").splitlines()]
     files = [soundfile.read(manifest.parent / line["audio_filepath"], dtype="float32") for line in lines]
     return [samples for samples, rate in files if rate == RATE and samples.ndim == 1]
 
 
-def speech_signals(manifest: Path | None, num: int, rng: np.random.Generator) -> list[np.ndarray[Any, Any]]:
+def speech_signals(manifest: Path | None, num: int, rng: np.random.Generator) -> list[Samples]:
     """`num` utterances of 8 to 16 s."""
     lengths = [int(duration_s * RATE) for duration_s in rng.uniform(8, 16, num)]
     if manifest is None:
-        return [synthetic_speech(length / RATE, rng) for length in lengths]
+        return [synthetic_speech(length, rng) for length in lengths]
     stream = np.concatenate(real_files(manifest))
     starts = rng.integers(len(stream), size=num)
-    return [
-        np.take(stream, start + np.arange(length), mode="wrap") for start, length in zip(starts, lengths, strict=True)
-    ]
+    return [np.take(stream, s + np.arange(length), mode="wrap") for s, length in zip(starts, lengths, strict=True)]
 
 
-def noise_signals(manifest: Path | None, rng: np.random.Generator) -> list[np.ndarray[Any, Any]]:
-    """All noise files as they are, or 64 of 30 s."""
-    return [synthetic_noise(30.0, rng) for _ in range(64)] if manifest is None else real_files(manifest)
-
-
-def make_data(folder: Path, num_speech: int, speech: Path | None, noise: Path | None) -> float:
-    """FLAC files and manifests in `folder`; returns the seconds of speech."""
-    rng = np.random.default_rng(0)
-    signals = {"speech": speech_signals(speech, num_speech, rng), "noise": noise_signals(noise, rng)}
+def write_data(folder: Path, signals: dict[str, list[Samples]]) -> None:
+    """FLAC files and a manifest for each kind."""
     for name, all_samples in signals.items():
         lines = []
         for i, samples in enumerate(all_samples):
@@ -100,7 +109,6 @@ def make_data(folder: Path, num_speech: int, speech: Path | None, noise: Path | 
             soundfile.write(path, samples, RATE, subtype="PCM_16")
             lines.append({"audio_filepath": str(path), "duration": len(samples) / RATE, "text": ""})
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return sum(map(len, signals["speech"])) / RATE
 
 
 def decode_only(folder: Path) -> Callable[[], None]:
@@ -197,13 +205,8 @@ def nemo_seconds(python: str, folder: Path, rounds: int) -> dict[str, Any]:
 
 
 def facts() -> dict[str, Any]:
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=Path(__file__).parent,
-    )
+    describe = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    commit = subprocess.run(describe, capture_output=True, text=True, check=False)
     cpu = platform.processor()
     if Path("/proc/cpuinfo").exists():
         names = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
@@ -212,39 +215,37 @@ def facts() -> dict[str, Any]:
     return {"commit": commit.stdout.strip(), "device": cpu, "python": platform.python_version(), "versions": versions}
 
 
-def measure(args: argparse.Namespace) -> dict[str, Any]:
+def measure(speech: list[Samples], noise: list[Samples], rounds: int, nemo_python: str | None) -> dict[str, Any]:
+    """One table: a row for each pipeline."""
+    speech_s = sum(map(len, speech)) / RATE
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        total_s = make_data(folder, args.num_speech, args.speech, args.noise)
-        pin_to_one_core()
+        write_data(folder, {"speech": speech, "noise": noise})
         rows: dict[str, dict[str, Any]] = {
-            "decode speech and noise segments": {"seconds": seconds(decode_only(folder), args.rounds)},
-            "nest-ssl": {"seconds": seconds(ours(folder), args.rounds)},
-            "nest-ssl, noise bank in memory": {"seconds": seconds(ours(folder, noise_bank_gb=1.0), args.rounds)},
+            LIMIT: {"seconds": seconds(decode_only(folder), rounds)},
+            "nest-ssl": {"seconds": seconds(ours(folder), rounds)},
+            "nest-ssl, noise bank in memory": {"seconds": seconds(ours(folder, noise_bank_gb=1.0), rounds)},
         }
-        if args.nemo_python:
-            rows["NeMo 2.7.3"] = nemo_seconds(args.nemo_python, folder, max(1, args.rounds // 4))
+        if nemo_python:
+            rows[PEER] = nemo_seconds(nemo_python, folder, max(1, rounds // 4))
         else:
-            rows["NeMo 2.7.3"] = {"error": "not measured: give --nemo-python or NEST_SSL_NEMO_PYTHON"}
+            rows[PEER] = {"error": "not measured: give --nemo-python or NEST_SSL_NEMO_PYTHON"}
     for row in rows.values():
         if "seconds" in row:
-            row["audio_s_per_s"] = total_s / statistics.median(row["seconds"])
-    data = "real" if args.speech else "synthetic"
-    return {**facts(), "data": data, "speech_s": total_s, "batch_size": BATCH_SIZE, "rows": rows}
+            row["audio_s_per_s"] = speech_s / statistics.median(row["seconds"])
+    return {"speech_s": speech_s, "noise_files": len(noise), "rows": rows}
 
 
-def table(result: dict[str, Any]) -> str:
-    rows = result["rows"]
-    limit = rows["decode speech and noise segments"]["audio_s_per_s"]
-    peer = rows["NeMo 2.7.3"].get("audio_s_per_s")
-    lines = [f"{'':34} {'x real time':>12} {'of the limit':>13} {'x NeMo':>8}"]
+def table(rows: dict[str, dict[str, Any]]) -> str:
+    limit, peer = rows[LIMIT]["audio_s_per_s"], rows[PEER].get("audio_s_per_s")
+    lines = []
     for name, row in rows.items():
         if "error" in row:
-            lines.append(f"{name:34} {row['error']}")
+            lines.append(f"  {name:34} {row['error']}")
             continue
         speed = row["audio_s_per_s"]
         against = f"{speed / peer:.1f}" if peer else "-"
-        lines.append(f"{name:34} {speed:12,.0f} {speed / limit:13.0%} {against:>8}")
+        lines.append(f"  {name:34} {speed:12,.0f} {speed / limit:13.0%} {against:>8}")
     return "\n".join(lines)
 
 
@@ -252,7 +253,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--speech", type=Path, help="manifest of real speech")
     parser.add_argument("--noise", type=Path, help="manifest of real noise")
-    parser.add_argument("--num-speech", type=int, default=64, help="utterances in an epoch")
+    parser.add_argument("--num-speech", type=int, default=32, help="utterances in an epoch")
     parser.add_argument("--rounds", type=int, default=8, help="epochs measured")
     parser.add_argument("--nemo-python", default=os.environ.get("NEST_SSL_NEMO_PYTHON"))
     parser.add_argument("--output", type=Path, help="JSON file to write")
@@ -260,12 +261,20 @@ def main() -> None:
     args = parser.parse_args()
     if args.as_nemo:
         pin_to_one_core()
-        sys.stdout.flush()
         row = {"seconds": seconds(nemo(args.as_nemo), args.rounds), "python": platform.python_version()}
         print(json.dumps({**row, "versions": {n: metadata.version(n) for n in ("nemo_toolkit", "torch", "numpy")}}))
         return
-    result = measure(args)
-    print(table(result))
+    pin_to_one_core()
+    rng = np.random.default_rng(0)
+    speech = speech_signals(args.speech, args.num_speech, rng)
+    kinds = {name: make(rng) for name, make in NOISE.items()}
+    if args.noise:
+        kinds["real noise"] = real_files(args.noise)
+    result = {**facts(), "speech": "real" if args.speech else "synthetic", "batch_size": BATCH_SIZE, "noise": {}}
+    print(f"{'':36} {'x real time':>12} {'of the limit':>13} {'x NeMo':>8}")
+    for name, noise in kinds.items():
+        result["noise"][name] = measure(speech, noise, args.rounds, args.nemo_python)
+        print(f"{name}\n{table(result['noise'][name]['rows'])}", flush=True)
     if args.output:
         args.output.parent.mkdir(parents=True, exist_ok=True)
         args.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -15,9 +15,9 @@ def make_console() -> Console:
     return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
-def make_table(title: str, left: list[str], right: list[str]) -> Table:
+def make_table(left: list[str], right: list[str]) -> Table:
     """A table with text columns `left`, then number columns `right`."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD)
     for name in left:
         table.add_column(name, overflow="fold")
     for name in right:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer
 from rich.console import Console
 
-from nest_ssl.checkpoint.summary import (
-    Source,
-    Summary,
-    config_differences,
-    open_source,
-    parameter_differences,
-    summarize,
-)
 from nest_ssl.cli.console import make_console, make_table
+
+if TYPE_CHECKING:
+    from nest_ssl.checkpoint.summary import Source, Summary
 
 
 def info(
@@ -24,6 +21,8 @@ def info(
     ),
 ) -> None:
     """Modules, shapes, parameters and memory of a model; for two, every difference in config and parameters."""
+    from nest_ssl.checkpoint.summary import open_source, summarize
+
     names = [text for text in sources if "=" not in text]
     overrides = [text for text in sources if "=" in text]
     if not 1 <= len(names) <= 2:
@@ -37,11 +36,8 @@ def info(
 
 
 def print_summary(console: Console, source: Source, summary: Summary) -> None:
-    table = make_table(
-        f"{source.name}: {source.kind.__name__}",
-        ["module", "class", f"output for {summary.seconds:g} s"],
-        ["parameters", "trainable"],
-    )
+    console.print(f"{source.name}: {source.kind.__name__}", style="bold")
+    table = make_table(["module", "class", f"output for {summary.seconds:g} s"], ["parameters", "trainable"])
     for row in summary.rows:
         table.add_row(row.module, row.kind, row.output, f"{row.parameters:,}", f"{row.trainable:,}")
     table.add_section()
@@ -56,11 +52,14 @@ def print_summary(console: Console, source: Source, summary: Summary) -> None:
 
 
 def print_differences(console: Console, a: Source, b: Source) -> None:
+    from nest_ssl.checkpoint.summary import config_differences, parameter_differences
+
     for title, rows in (("config", config_differences(a, b)), ("parameters", parameter_differences(a, b))):
         if not rows:
             console.print(f"{title}: no difference")
             continue
-        table = make_table(f"{title}: {len(rows)} differences", ["key", a.name, b.name], [])
+        console.print(f"{title}: {len(rows)} differences", style="bold")
+        table = make_table(["key", a.name, b.name], [])
         for row in rows:
             table.add_row(*row)
         console.print(table)

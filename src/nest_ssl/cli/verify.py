@@ -27,7 +27,8 @@ def verify(
     results = [verify_file(path, recorded, nemo_python) for path in files]
     for result in results:
         against = f"against {result.against}" if result.against else "by itself"
-        table = make_table(f"{result.file}, {against}", ["stage", "what"], ["largest difference", "allowed", ""])
+        console.print(f"{result.file}, {against}", style="bold")
+        table = make_table(["stage", "what"], ["largest difference", "allowed", ""])
         for check in result.checks:
             verdict = "[green]ok[/green]" if check.passed else "[red]DIFFERS[/red]"
             table.add_row(check.stage, check.what, f"{check.difference:.2g}", f"{check.allowed:g}", verdict)

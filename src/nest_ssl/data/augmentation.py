@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -58,12 +58,12 @@ class SpeakerNoiseAugmentation:
         if batch.audio is None or batch.audio_len is None or batch.noise is None or batch.noise_len is None:
             raise ValueError("augmentation needs audio, audio_len, noise and noise_len")
         noise_rows = _rows(batch.noise, batch.noise_len)
-        return self.augment(batch, noise_rows, generators=per_utterance(generator, len(noise_rows)))
+        return self.augment(batch, noise_rows.__getitem__, generators=per_utterance(generator, len(noise_rows)))
 
     def augment(
-        self, batch: AudioNoiseBatch, noise_rows: Sequence[Samples], *, generators: Sequence[np.random.Generator]
+        self, batch: AudioNoiseBatch, noise_of: Callable[[int], Samples], *, generators: Sequence[np.random.Generator]
     ) -> AudioNoiseBatch:
-        """As calling it, with the noise as unpadded rows in place of `batch.noise`."""
+        """As calling it, with `noise_of(i)` in place of `batch.noise[i]`: asked for only where it is used."""
         assert batch.audio is not None
         assert batch.audio_len is not None
         audio_rows = _rows(batch.audio, batch.audio_len)
@@ -71,9 +71,9 @@ class SpeakerNoiseAugmentation:
         noise_len = batch.audio_len.clone()
         for i, (row, rng) in enumerate(zip(noise.numpy(), generators, strict=True)):
             if rng.random() < self.prob:
-                _write(row, self._added(i, audio_rows, noise_rows[i], rng))
+                _write(row, self._added(i, audio_rows, noise_of, rng))
             elif self.keep_unselected_noise:
-                raw = noise_rows[i][: len(row)]
+                raw = noise_of(i)[: len(row)]
                 _write(row, Added(1.0, [Segment(0, raw)]))
                 noise_len[i] = len(raw)
             else:
@@ -86,12 +86,14 @@ class SpeakerNoiseAugmentation:
             noisy_audio_len=batch.audio_len.clone(),
         )
 
-    def _added(self, i: int, audio_rows: Sequence[Samples], noise: Samples, rng: np.random.Generator) -> Added:
+    def _added(
+        self, i: int, audio_rows: Sequence[Samples], noise_of: Callable[[int], Samples], rng: np.random.Generator
+    ) -> Added:
         audio = audio_rows[i]
         mix_len = self._mix_len(len(audio), rng)
         mix_start = _integer(rng, 0, len(audio) - mix_len)
         from_noise, ratio_db = self._draw_source(len(audio_rows), rng)
-        source = noise if from_noise else audio_rows[_other(i, len(audio_rows), rng)]
+        source = noise_of(i) if from_noise else audio_rows[_other(i, len(audio_rows), rng)]
         if len(source) <= mix_len:
             source = clip = repeat_to(source, mix_len)
         else:
@@ -122,7 +124,9 @@ class MultiSpeakerNoiseAugmentation(SpeakerNoiseAugmentation):
     min_num_speakers: int = 1
     max_num_speakers: int = 4
 
-    def _added(self, i: int, audio_rows: Sequence[Samples], noise: Samples, rng: np.random.Generator) -> Added:
+    def _added(
+        self, i: int, audio_rows: Sequence[Samples], noise_of: Callable[[int], Samples], rng: np.random.Generator
+    ) -> Added:
         audio = audio_rows[i]
         mix_len = max(1, int(len(audio) * rng.uniform(self.min_mix_rate, self.max_mix_rate)))
         num_segments = int(rng.integers(self.min_num_segments, self.max_num_segments, endpoint=True))
@@ -130,7 +134,7 @@ class MultiSpeakerNoiseAugmentation(SpeakerNoiseAugmentation):
         lengths = split_length(mix_len, num_segments, rng)
         from_noise, ratio_db = self._draw_source(len(audio_rows), rng)
         if from_noise:
-            pieces = np.split(repeat_to(noise, mix_len), np.cumsum(lengths)[:-1])
+            pieces = np.split(repeat_to(noise_of(i), mix_len), np.cumsum(lengths)[:-1])
         else:
             others = [row for j, row in enumerate(audio_rows) if j != i]
             speakers = rng.permutation(len(others))[:num_speakers]

@@ -70,7 +70,7 @@ def empty(num_rows: int, num_samples: int) -> Tensor:
     """(B, N) uninitialised; inside a loader process in shared memory, which saves a copy on the way to the trainer."""
     if get_worker_info() is None:
         return torch.empty(num_rows, num_samples)
-    storage = torch.UntypedStorage._new_shared(4 * num_rows * num_samples)  # type: ignore[no-untyped-call]
+    storage = torch.UntypedStorage._new_shared(4 * num_rows * num_samples)
     return torch.tensor([], dtype=torch.float32).set_(storage, 0, (num_rows, num_samples))  # type: ignore[call-overload,no-any-return]
 
 

@@ -48,11 +48,15 @@ class BatchMaker:
         bad: list[BadFile] = []
         audio_rows, used = self._read_all(wanted, spares, read, place, bad)
         generators = utterance_generators(self.seed, place.epoch, place.step, place.rank, len(used))
-        noise_rows = [self._noise(len(row), rng, place, bad) for row, rng in zip(audio_rows, generators, strict=True)]
+
+        def noise_of(i: int) -> Samples:
+            return self._noise(len(audio_rows[i]), generators[i], place, bad)
+
         audio = pad_rows(audio_rows, max(map(len, audio_rows)))
         batch = AudioNoiseBatch(audio=audio, audio_len=lengths_of(audio_rows), bad_files=bad)
         if self.augmentor is not None:
-            return self.augmentor.augment(batch, noise_rows, generators=generators), used
+            return self.augmentor.augment(batch, noise_of, generators=generators), used
+        noise_rows = [noise_of(i) for i in range(len(audio_rows))]
         batch.noise = pad_rows(noise_rows, audio.shape[1])
         batch.noise_len = lengths_of(noise_rows)
         batch.noisy_audio = torch.add(audio, batch.noise, out=empty(*audio.shape))

@@ -7,7 +7,7 @@ from pathlib import Path
 from nest_ssl.config import DatasetConfig
 from nest_ssl.data.augmentation import build_augmentor
 from nest_ssl.data.batching import BatchMaker
-from nest_ssl.data.dataset import PlannedBatches, open_noise
+from nest_ssl.data.dataset import OnRead, PlannedBatches, open_noise
 from nest_ssl.data.loader import PlannedLoader, PlanSampler
 from nest_ssl.data.planning import build_plan
 from nest_ssl.data.sources import open_sources
@@ -21,11 +21,13 @@ def build_loader(
     seed: int = 0,
     bad_files_path: Path | None = None,
     same_every_epoch: bool = False,
+    on_read: OnRead = None,
 ) -> PlannedLoader:
     """The loader of one rank.
 
     `seed` is the run's, used unless the configuration has its own. Bad files are listed in `bad_files_path`, one JSON
-    line each. `same_every_epoch` repeats epoch 0, noise included: what validation needs to be comparable.
+    line each. `same_every_epoch` repeats epoch 0, noise included: what validation needs to be comparable. `on_read` is
+    called with the path of every file just before it is read, in the process that reads it.
     """
     seed = seed if config.seed is None else config.seed
     if config.use_lhotse:
@@ -33,17 +35,18 @@ def build_loader(
 
         return build_lhotse_loader(
             config,
-            build_maker(config, seed),
+            build_maker(config, seed, on_read),
             rank=rank,
             world_size=world_size,
             seed=seed,
             bad_files_path=bad_files_path,
             same_every_epoch=same_every_epoch,
+            on_read=on_read,
         )
     sources = open_sources(config)
     plan = build_plan(config, sources, world_size=world_size, seed=seed)
     return PlannedLoader(
-        PlannedBatches(sources, build_maker(config, seed)),
+        PlannedBatches(sources, build_maker(config, seed, on_read), on_read),
         PlanSampler(plan, rank, same_every_epoch=same_every_epoch),
         max_bad_fraction=config.max_bad_fraction,
         bad_files_path=bad_files_path,
@@ -54,10 +57,10 @@ def build_loader(
     )
 
 
-def build_maker(config: DatasetConfig, seed: int) -> BatchMaker:
+def build_maker(config: DatasetConfig, seed: int, on_read: OnRead = None) -> BatchMaker:
     return BatchMaker(
         sample_rate=config.sample_rate,
-        noise=open_noise(config.noise_manifest, config.sample_rate, bank_gb=config.noise_bank_gb),
+        noise=open_noise(config.noise_manifest, config.sample_rate, bank_gb=config.noise_bank_gb, on_read=on_read),
         augmentor=build_augmentor(config.batch_augmentor),
         seed=seed,
         min_audio_len_secs=config.min_audio_len_secs,

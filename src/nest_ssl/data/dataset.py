@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +22,17 @@ from nest_ssl.data.order import Order, PlainOrder
 from nest_ssl.data.plan import BatchSpec
 from nest_ssl.data.randomness import RandomSource, Stream, generator_for
 
+OnRead = Callable[[str], None] | None
+"""Called with the path of a file just before it is read, in the process that reads it."""
 
-def open_noise(noise_manifest: Paths | None, sample_rate: int, *, bank_gb: float = 0.0) -> NoiseSource | None:
+
+def open_noise(
+    noise_manifest: Paths | None, sample_rate: int, *, bank_gb: float = 0.0, on_read: OnRead = None
+) -> NoiseSource | None:
     """The noise of `noise_manifest`, if there is one."""
     if noise_manifest is None:
         return None
-    return NoiseSource(open_manifests(noise_manifest), sample_rate, bank_bytes=int(bank_gb * 1e9))
+    return NoiseSource(open_manifests(noise_manifest), sample_rate, bank_bytes=int(bank_gb * 1e9), on_read=on_read)
 
 
 class ManifestDataset(ABC):
@@ -71,9 +76,11 @@ class ManifestDataset(ABC):
     def utterance(self, index: int) -> Utterance:
         return self.manifest[index]
 
-    def read(self, index: int) -> Samples:
+    def read(self, index: int, on_read: OnRead = None) -> Samples:
         """Clean samples of utterance `index`; AudioError when it cannot be read."""
         utterance = self.utterance(index)
+        if on_read is not None:
+            on_read(utterance.audio_filepath)
         source, name = self.source(index, utterance)
         return read_audio(
             source,
@@ -111,9 +118,8 @@ class PlannedBatches(Dataset[AudioNoiseBatch]):
     Utterances of the plan are numbered through all `sources`.
     """
 
-    def __init__(self, sources: Sequence[ManifestDataset], maker: BatchMaker) -> None:
-        self.sources = sources
-        self.maker = maker
+    def __init__(self, sources: Sequence[ManifestDataset], maker: BatchMaker, on_read: OnRead = None) -> None:
+        self.sources, self.maker, self.on_read = sources, maker, on_read
         self._starts = np.cumsum([0] + [len(source) for source in sources])
 
     def __getitem__(self, spec: BatchSpec) -> AudioNoiseBatch:
@@ -129,7 +135,7 @@ class PlannedBatches(Dataset[AudioNoiseBatch]):
 
     def _read(self, index: int) -> Samples:
         source, index = self._find(index)
-        return source.read(index)
+        return source.read(index, self.on_read)
 
 
 class AudioNoiseDataset(ManifestDataset, Dataset[AudioNoiseItem]):

@@ -29,7 +29,7 @@ from nest_ssl.config import AugmentorConfig, DatasetConfig, parse
 from nest_ssl.data.augmentation import build_augmentor
 from nest_ssl.data.batch import AudioNoiseBatch
 from nest_ssl.data.batching import BatchMaker, Place
-from nest_ssl.data.dataset import ManifestDataset, open_noise
+from nest_ssl.data.dataset import ManifestDataset, OnRead, open_noise
 from nest_ssl.data.lhotse_inputs import SOURCE, LhotseInputs
 from nest_ssl.data.loader import BatchSampler, PlannedLoader
 from nest_ssl.data.manifest_paths import Paths
@@ -63,8 +63,9 @@ class LhotseAudioNoiseDataset(Dataset[AudioNoiseBatch]):
         sample_rate: int = 16000,
         sources: Sequence[ManifestDataset] = (),
         maker: BatchMaker | None = None,
+        on_read: OnRead = None,
     ) -> None:
-        self.sources = sources
+        self.sources, self.on_read = sources, on_read
         self.maker = maker or BatchMaker(
             sample_rate=sample_rate,
             noise=open_noise(noise_manifest, sample_rate),
@@ -86,7 +87,9 @@ class LhotseAudioNoiseDataset(Dataset[AudioNoiseBatch]):
     def _read(self, cut: Cut) -> Samples:
         custom = cut.custom or {}
         if SOURCE in custom:
-            return self.sources[int(custom[SOURCE])].read(int(custom["index"]))
+            return self.sources[int(custom[SOURCE])].read(int(custom["index"]), self.on_read)
+        if self.on_read is not None:
+            self.on_read(_name(cut))
         try:
             channels = cut.resample(self.maker.sample_rate).load_audio()
         except CANNOT_READ as error:
@@ -181,11 +184,12 @@ def build_lhotse_loader(
     seed: int,
     bad_files_path: Path | None,
     same_every_epoch: bool,
+    on_read: OnRead = None,
 ) -> PlannedLoader:
     """As build.build_loader, for `use_lhotse: true`."""
     inputs = LhotseInputs(config, seed)
     return PlannedLoader(
-        LhotseAudioNoiseDataset(sources=inputs.sources, maker=maker),
+        LhotseAudioNoiseDataset(sources=inputs.sources, maker=maker, on_read=on_read),
         CutBatches(config, inputs, rank=rank, world_size=world_size, seed=seed, same=same_every_epoch),
         max_bad_fraction=config.max_bad_fraction,
         bad_files_path=bad_files_path,

@@ -10,9 +10,8 @@ from functools import partial
 from typing import Any
 
 from lhotse import AudioSource, CutSet, MonoCut, Recording
-from omegaconf import OmegaConf
 
-from nest_ssl.config import DatasetConfig
+from nest_ssl.config import DatasetConfig, read_yaml
 from nest_ssl.data.dataset import ManifestDataset
 from nest_ssl.data.sources import open_sources
 
@@ -169,7 +168,7 @@ def _entries(config: DatasetConfig) -> list[dict[str, Any]]:
 
 def _listed(input_cfg: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
     if isinstance(input_cfg, str):
-        loaded = OmegaConf.to_container(OmegaConf.load(input_cfg), resolve=True)
+        loaded = read_yaml(input_cfg)
         if not isinstance(loaded, list):
             raise ValueError(f"input_cfg: {input_cfg} does not hold a list.")
         return loaded

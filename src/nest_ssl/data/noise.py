@@ -81,9 +81,17 @@ def sample_noise(
 class NoiseSource:
     """Noise of a manifest for utterances of a given length, with up to `bank_bytes` of it kept decoded in memory."""
 
-    def __init__(self, noise_data: Sequence[NoiseSample], sample_rate: int, *, bank_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        noise_data: Sequence[NoiseSample],
+        sample_rate: int,
+        *,
+        bank_bytes: int = 0,
+        on_read: Callable[[str], None] | None = None,
+    ) -> None:
         self.noise_data = noise_data
         self.sample_rate = sample_rate
+        self.on_read = on_read
         self.bank = NoiseBank.load(noise_data, sample_rate, bank_bytes) if bank_bytes else None
 
     def sample(
@@ -99,6 +107,8 @@ class NoiseSource:
             index = int(generator.integers(len(self.noise_data)))
             entry = _utterance(self.noise_data[index])
             decoded = None if self.bank is None else self.bank.get(index)
+            if self.on_read is not None and decoded is None:
+                self.on_read(entry.audio_filepath)
             try:
                 return _load_segment(entry, self.sample_rate, max_samples, generator, decoded=decoded)
             except AudioError as error:
@@ -139,7 +149,7 @@ class NoiseBank:
             bounds[index] = (end, end + len(samples))
             end += len(samples)
         block = torch.from_numpy(np.concatenate([np.empty(0, np.float32), *parts]))
-        return cls(block.share_memory_(), bounds)  # type: ignore[no-untyped-call]
+        return cls(block.share_memory_(), bounds)
 
 
 def _load_segment(

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -238,6 +240,22 @@ def test_the_dataset_gives_items_that_torchs_own_loader_can_batch(corpus: Corpus
     batches = list(loader)
     assert [len(batch.sample_id) for batch in batches] == [5, 5, 5, 5, 2]
     assert all(torch.equal(b.noisy_audio, b.audio + b.noise) for b in batches)
+
+
+@pytest.mark.parametrize("kind", ["plain", "lhotse"])
+def test_every_file_is_announced_before_it_is_read(corpus: Corpus, kind: str) -> None:
+    announced: list[str] = []
+    loader = build_loader(corpus.config(**KINDS[kind], batch_augmentor=None), on_read=announced.append)
+    read = [name for batch in loader for name in batch.audio_filepaths]
+    speech = [name for name in announced if "speech_" in name]
+    assert speech == read
+    assert len(announced) == 2 * len(read), "each utterance and its noise"
+
+
+def test_importing_the_package_does_not_import_lhotse_or_webdataset() -> None:
+    code = "import sys, nest_ssl.data; print([m for m in ('lhotse', 'webdataset', 'lightning') if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"
 
 
 def resident_bytes() -> int:

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nest_ssl import load
+from nest_ssl.checkpoint.summary import open_source, parameter_differences, summarize
+
+GOLDEN = Path(__file__).parents[2] / "parity" / "golden"
+
+
+def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    program = "from nest_ssl.cli.main import main; main()"
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("size", "total", "encoder"),
+    [
+        ("small", 14_191_616, 12_600_240),
+        ("medium", 28_375_376, 26_128_640),
+        ("large", 113_106_000, 108_762_112),
+        ("large_18", 119_418_448, 115_074_560),
+        ("xlarge", 615_844_944, 607_306_752),
+        ("xxlarge", 1_069_081_680, 1_060_543_488),
+    ],
+)
+def test_sizes_are_nemos_to_the_digit(size: str, total: int, encoder: int) -> None:
+    summary = summarize(open_source("nest_fast-conformer", [f"size={size}"]))
+    assert (summary.parameters, summary.encoder_parameters) == (total, encoder)
+    assert sum(row.parameters for row in summary.rows) == total
+    assert summary.encoder_frames_per_s == 12.5
+
+
+def test_info_prints_totals_shapes_and_memory_even_into_a_pipe() -> None:
+    done = run("info", "nest_fast-conformer", "size=small")
+    assert done.returncode == 0, done.stderr
+    for words in ("14,191,616", "12,600,240", "encoder.layers.0…15", "1 × 202 × 176", "57.3 MB", "12.5 encoder frames"):
+        assert words in done.stdout
+
+
+def test_info_of_two_files_lists_every_difference() -> None:
+    done = run("info", GOLDEN / "pre_conv.nemo", GOLDEN / "four_books.nemo")
+    assert done.returncode == 0, done.stderr
+    assert "decoder.num_decoders" in done.stdout
+    assert "(64, 32, 1)" in done.stdout
+    assert "(256, 32, 1)" in done.stdout
+
+
+def test_the_same_file_has_no_difference_and_a_changed_weight_has_one(tmp_path: Path) -> None:
+    model = load(GOLDEN / "pre_conv.nemo")
+    model.get_parameter("decoder.decoder_layers.0.bias").data[3] += 0.5
+    model.save_to(tmp_path / "changed.nemo")
+    a = open_source(str(GOLDEN / "pre_conv.nemo"))
+    assert parameter_differences(a, open_source(str(GOLDEN / "pre_conv.nemo"))) == []
+    changed = parameter_differences(a, open_source(str(tmp_path / "changed.nemo")))
+    assert changed == [("decoder.decoder_layers.0.bias", "values", "differ by up to 0.5")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["info", "nothing.nemo"], "nothing.nemo: no such file"),
+        (["info", "nothing"], "Configurations of the package: nest_fast-conformer"),
+        (["info", "nest_fast-conformer", "model.encoder.n_layer=2"], "Did you mean 'model.encoder.n_layers'?"),
+        (["info", "a", "b", "c"], "expected one or two models"),
+        (["verify", "nothing.nemo"], "nothing.nemo: no such file"),
+    ],
+)
+def test_what_a_user_can_mend_is_a_line_and_not_a_traceback(arguments: list[str], words: str) -> None:
+    done = run(*arguments)
+    assert done.returncode != 0
+    assert words in " ".join(done.stderr.replace("│", " ").split())
+    assert "Traceback" not in done.stderr
+
+
+def test_verify_compares_with_recorded_numbers_and_writes_the_page(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    done = run("verify", GOLDEN / "streaming.nemo", "--report", page)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "recorded from NeMo in streaming.npz" in done.stdout
+    text = page.read_text()
+    assert "| decoder | log-probabilities |" in text
+    for section in ("Training flow", "Forward", "Training step", "Data", "Ranks", "Loader", "Loss", "Config"):
+        assert f"## {section}" in text
+
+
+def test_verify_fails_on_a_file_that_differs(tmp_path: Path) -> None:
+    for name in ("batch.npz", "pre_conv.npz"):
+        shutil.copy(GOLDEN / name, tmp_path / name)
+    model = load(GOLDEN / "pre_conv.nemo")
+    model.get_parameter("decoder.decoder_layers.0.bias").data[3] += 0.5
+    model.save_to(tmp_path / "pre_conv.nemo")
+    done = run("verify", tmp_path / "pre_conv.nemo")
+    assert done.returncode == 1
+    differing = [line for line in done.stdout.splitlines() if "DIFFERS" in line]
+    assert any("log-probabilities" in line for line in differing)
+    assert not any("encoder" in line for line in differing)
+
+
+def test_verify_without_nemo_checks_the_file_and_says_what_it_did_not_do(tmp_path: Path) -> None:
+    shutil.copy(GOLDEN / "pre_conv.nemo", tmp_path / "alone.nemo")
+    done = run("verify", tmp_path / "alone.nemo")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Not compared with NeMo" in done.stdout
+    model = load(tmp_path / "alone.nemo")
+    next(model.encoder.parameters()).data[0] = float("nan")
+    model.save_to(tmp_path / "broken.nemo")
+    assert run("verify", tmp_path / "broken.nemo").returncode == 1
