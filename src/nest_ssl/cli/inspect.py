@@ -6,20 +6,22 @@ import logging
 from collections import Counter
 from collections.abc import Hashable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
 from nest_ssl.cli.console import make_console, make_table
-from nest_ssl.config.compose import DEFAULT_CONFIG
-from nest_ssl.evaluation.inspect import InspectOptions, inspect_data, training_config
-from nest_ssl.evaluation.inspect_manifest import ManifestFacts, duration_histogram
-from nest_ssl.evaluation.inspect_padding import Batching
-from nest_ssl.evaluation.inspect_page import write_page
+
+if TYPE_CHECKING:
+    from nest_ssl.evaluation.inspect_manifest import ManifestFacts
+    from nest_ssl.evaluation.inspect_padding import Batching
 
 BAR_WIDTH = 40
+PADDING_LEGEND = """mean, largest: a batch with its padding. left out: utterances in incomplete batches (drop_last).
+by duration: up to the seconds of the largest shuffled batch, so in the same memory
+(lhotse exceeds it where a long utterance comes last). ≈, –: from the first 100,000 utterances."""
 MAX_NAMED = 10
 DEFAULT_BATCH_SIZE = 16
 
@@ -30,7 +32,7 @@ def inspect(
     ],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="Settings of training, such as model.train_ds.max_duration=30."),
+        typer.Argument(metavar="KEY=VALUE", help="Settings of training, such as model.train_ds.max_duration=30."),
     ] = None,
     noise: Annotated[str | None, typer.Option(help="Manifest(s) of the noise.")] = None,
     output: Annotated[Path, typer.Option(help="The page to write.")] = Path("inspect.html"),
@@ -48,16 +50,20 @@ def inspect(
     config_path: Annotated[
         Path | None, typer.Option(help="Folder of the configuration; default: the package's.")
     ] = None,
-    config_name: Annotated[str, typer.Option(help="Configuration of training.")] = DEFAULT_CONFIG,
+    config_name: Annotated[str | None, typer.Option(help="Configuration of training; default: the package's.")] = None,
 ) -> None:
     """Hours, durations, formats, padding of each way to form batches, and example batches drawn on a page."""
+    from nest_ssl.config.compose import DEFAULT_CONFIG
+    from nest_ssl.evaluation.inspect import InspectOptions, inspect_data, training_config
+    from nest_ssl.evaluation.inspect_page import write_page
+
     if not output.parent.is_dir():
-        raise typer.BadParameter(f"{output.parent}: no such folder.", param_hint="--output")
+        raise ValueError(f"--output {output}: there is no folder {output.parent}. Make it first.")
     logging.getLogger("nest_ssl.data.manifest").setLevel(logging.WARNING)  # its lines are in the tables
     given = list(overrides or [])
-    if config_path is None and config_name == DEFAULT_CONFIG:
+    if config_path is None and config_name is None:  # the package's own batch size is made to start anywhere: 2
         given.insert(0, f"model.train_ds.batch_size={DEFAULT_BATCH_SIZE}")
-    config = training_config(manifest, noise, given, config_name, config_path)
+    config = training_config(manifest, noise, given, config_name or DEFAULT_CONFIG, config_path)
     assert config.train_ds is not None
     sizes = batch_size or [config.train_ds.batch_size or DEFAULT_BATCH_SIZE]
     options = InspectOptions(batch_sizes=sizes, max_files=files, num_examples=examples, seed=seed)
@@ -79,8 +85,9 @@ def print_manifest(console: Console, kind: str, facts: ManifestFacts) -> None:
     console.print(title, style="bold", markup=False, highlight=False)
     if len(facts.known_s):
         print_durations(console, facts)
-    sample = f"the headers of {facts.num_looked_at:,} of {facts.num_utterances:,} files (a sample)"
-    table = make_table(f"from {sample if facts.is_sample else 'all headers'}", ["what", "value"], ["files", "share"])
+    sample = f"a sample: {facts.num_looked_at:,} of {facts.num_utterances:,} files"
+    console.print(f"headers of {sample if facts.is_sample else 'all files'}", highlight=False)
+    table = make_table(["what", "value"], ["files", "share"])
     for name, counts in (("sample rate", facts.rates), ("format", facts.formats), ("channels", facts.channels)):
         for value, count in _most_frequent(counts):
             shown = f"{value} Hz" if name == "sample rate" else str(value)
@@ -95,11 +102,13 @@ def print_manifest(console: Console, kind: str, facts: ManifestFacts) -> None:
 
 
 def print_durations(console: Console, facts: ManifestFacts) -> None:
+    from nest_ssl.evaluation.inspect_manifest import duration_histogram
+
     names = ("shortest", "5 %", "median", "95 %", "longest")
     percentiles = zip(names, facts.percentiles_s((0, 5, 50, 95, 100)), strict=True)
     console.print(", ".join(f"{name} {value:.2f} s" for name, value in percentiles), highlight=False)
     histogram = duration_histogram(facts.known_s)
-    table = make_table("", ["seconds", ""], ["utterances"])
+    table = make_table(["seconds", ""], ["utterances"])
     most, num_bins, empty_from_s = max(histogram.counts), len(histogram.counts), None
     for i, count in enumerate(histogram.counts):
         low_s, high_s = histogram.edges_s[i : i + 2]
@@ -118,7 +127,8 @@ def print_padding(console: Console, batchings: Mapping[int, list[Batching]]) -> 
     if not batchings:
         return
     figures = ["per epoch", "mean", "largest", "left out", "padding"]
-    table = make_table("padding of each way to form batches", ["batches", "keys of model.train_ds"], figures)
+    console.print("padding of each way to form batches", style="bold")
+    table = make_table(["batches", "keys of model.train_ds"], figures)
     problems = []
     for rows in batchings.values():
         for row in rows:

@@ -165,6 +165,8 @@ def _notes(dataset: DatasetConfig, speech: ManifestFacts, noise: ManifestFacts |
         if num_inside < num_known:
             limit = f"model.train_ds.{key}={limit_s:g}"
             notes.append(f"{num_known - num_inside:,} of {num_known:,} utterances are left out by {limit} (seconds).")
+    if num_known and not speech.num_between(dataset.min_duration, dataset.max_duration):
+        notes.append("Nothing is left to train on. Set these limits to what the data has, or to null.")
     for facts in filter(None, (speech, noise)):
         if facts.unusable:
             notes.append(

@@ -76,10 +76,12 @@ def example_batches(config: ModelConfig, dataset: DatasetConfig, *, num_batches:
     """
     # One process and no page-locked memory give the same batches; bad files are reported here, and stop nothing.
     dataset = replace(dataset, num_workers=0, pin_memory=False, max_bad_fraction=1.0)
-    features = _Features(config, seed)
-    batches = list(islice(build_loader(dataset, seed=seed), num_batches))
-    if not batches and num_batches:
-        batches = list(islice(build_loader(replace(dataset, drop_last=False), seed=seed), num_batches))
+    with torch.random.fork_rng(devices=[]):  # a DataLoader, and the mask embedding, draw from torch's own generator
+        torch.manual_seed(seed)
+        features = _Features(config, seed)
+        batches = list(islice(build_loader(dataset, seed=seed), num_batches))
+        if not batches and num_batches:
+            batches = list(islice(build_loader(replace(dataset, drop_last=False), seed=seed), num_batches))
     return [features.example(number, batch) for number, batch in enumerate(batches)]
 
 
@@ -88,13 +90,10 @@ class _Features:
 
     def __init__(self, config: ModelConfig, seed: int) -> None:
         sections = effective_sections(config)
-        with torch.random.fork_rng(devices=[]):  # the mask embedding is drawn from torch's own generator
-            torch.manual_seed(seed)
-            self.preprocessor = AudioToMelSpectrogramPreprocessor(**vars(sections.preprocessor))
-            self.mask_processor = RandomBlockMasking(**vars(sections.masking))
-            self.subsampling: ConvSubsampling | None = None
-            if config.mask_position == "post_conv":
-                self.subsampling = ConvSubsampling(sections.encoder)
+        self.preprocessor = AudioToMelSpectrogramPreprocessor(**vars(sections.preprocessor))
+        self.mask_processor = RandomBlockMasking(**vars(sections.masking))
+        post_conv = config.mask_position == "post_conv"
+        self.subsampling = ConvSubsampling(sections.encoder) if post_conv else None
         self.factor = sections.encoder.subsampling_factor
         self.sample_rate = sections.preprocessor.sample_rate
         self.generator = torch.Generator().manual_seed(seed)

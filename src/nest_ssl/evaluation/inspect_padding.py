@@ -89,10 +89,10 @@ def sorted_batches(durations_s: Durations, batch_size: int) -> Iterator[Duration
 
 
 def compare(config: DatasetConfig, batch_size: int, *, seed: int = 0) -> list[Batching]:
-    """The ways of forming batches that a user can choose from, at `batch_size` utterances or at equal memory.
+    """The ways of forming batches that a user can choose from, of `batch_size` utterances or by duration.
 
-    Batches by duration get the seconds of the largest shuffled batch (or `config.batch_duration`), so that all rows
-    need the same memory.
+    Batches by duration may hold the seconds of the largest shuffled batch (or `config.batch_duration`): the same
+    memory, filled better. lhotse goes beyond that where a long utterance comes last into a batch.
     """
     plain = replace(
         config,
@@ -117,9 +117,9 @@ def compare(config: DatasetConfig, batch_size: int, *, seed: int = 0) -> list[Ba
     return [
         shuffled,
         _try("buckets", f"use_bucketing=true batch_size={batch_size}", bucketed, num_total, seed),
-        _try("buckets, equal memory", f"use_bucketing=true {duration_keys}", by_duration, num_total, seed),
+        _try("buckets, by duration", f"use_bucketing=true {duration_keys}", by_duration, num_total, seed),
         _try(
-            "lhotse, equal memory",
+            "lhotse, by duration",
             f"use_lhotse=true use_bucketing=true {duration_keys}",
             replace(by_duration, use_lhotse=True),
             num_total,
