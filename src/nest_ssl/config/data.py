@@ -180,9 +180,9 @@ class DatasetConfig:
             "shuffle_buffer_size",
         ):
             at_least(key, getattr(self, key), 0)
-        for key in ("batch_size", "prefetch_factor"):
+        for key, least in (("batch_size", 1), ("prefetch_factor", 1), ("seed", 0), ("concat_sampling_seed", 0)):
             if getattr(self, key) is not None:
-                at_least(key, getattr(self, key), 1)
+                at_least(key, getattr(self, key), least)
         for key in ("batch_duration", "quadratic_duration", "concat_sampling_temperature", "concat_sampling_scale"):
             value = getattr(self, key)
             if value is not None and value <= 0:

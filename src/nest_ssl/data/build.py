@@ -45,6 +45,11 @@ def build_loader(
         )
     sources = open_sources(config)
     plan = build_plan(config, sources, world_size=world_size, seed=seed)
+    if plan.num_batches() == 0:
+        num = sum(map(len, sources))
+        raise ValueError(
+            f"drop_last: {num} utterances do not fill one batch on each of {world_size} ranks, so none would be read."
+        )
     return PlannedLoader(
         PlannedBatches(sources, build_maker(config, seed, on_read), on_read),
         PlanSampler(plan, rank, same_every_epoch=same_every_epoch),

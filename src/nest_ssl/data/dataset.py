@@ -32,7 +32,10 @@ def open_noise(
     """The noise of `noise_manifest`, if there is one."""
     if noise_manifest is None:
         return None
-    return NoiseSource(open_manifests(noise_manifest), sample_rate, bank_bytes=int(bank_gb * 1e9), on_read=on_read)
+    manifest = open_manifests(noise_manifest)
+    if len(manifest) == 0:
+        raise ValueError(f"noise_manifest: {manifest.name} is empty. Leave the key out to train without noise.")
+    return NoiseSource(manifest, sample_rate, bank_bytes=int(bank_gb * 1e9), on_read=on_read)
 
 
 class ManifestDataset(ABC):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from nest_ssl.data.bad_data import BadDataLog
@@ -85,7 +86,7 @@ class PlannedLoader(DataLoader[AudioNoiseBatch]):
             sampler=sampler,
             collate_fn=_unchanged,
             num_workers=num_workers,
-            pin_memory=pin_memory,
+            pin_memory=pin_memory and torch.cuda.is_available(),  # torch warns in every epoch otherwise
             # torch refuses these two without loader processes
             persistent_workers=persistent_workers and num_workers > 0,
             prefetch_factor=prefetch_factor if num_workers > 0 else None,
@@ -117,11 +118,14 @@ class PlannedLoader(DataLoader[AudioNoiseBatch]):
             yield batch
         self._next_batch = 0
 
-    def state_dict(self) -> dict[str, Any]:
-        """Taken after batch k was received, it makes the next iteration start with batch k + 1."""
+    def state_dict(self, next_batch: int | None = None) -> dict[str, Any]:
+        """Taken after batch k was received, it makes the next iteration start with batch k + 1.
+
+        A caller that reads ahead gives the number of the `next_batch` it has not used yet.
+        """
         return {
             "epoch": self.batches.epoch,
-            "next_batch": self._next_batch,
+            "next_batch": self._next_batch if next_batch is None else next_batch,
             "plan_hash": self.plan_hash,
             "bad_data": self.bad_data.state_dict(),
         }

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nest_ssl.audio import AudioError, read_audio
+from nest_ssl.audio import AudioError, audio_info, read_audio
 from nest_ssl.audio.mixing import Samples, white_noise
 from nest_ssl.data.manifest import Utterance
 from nest_ssl.data.randomness import one_generator
@@ -164,6 +164,9 @@ def _load_segment(
 ) -> Samples:
     """At most `max_samples` of one noise file (`decoded`: all of it), never silent."""
     duration_s = entry.duration_s
+    if duration_s is None and max_samples is not None:  # a header costs less than a whole recording
+        whole_s = audio_info(entry.audio_filepath).duration_s - entry.offset_s
+        duration_s = whole_s if decoded is None else len(decoded) / sample_rate
     if max_samples is not None and duration_s is not None and duration_s > max_samples / sample_rate:
         length_s = max_samples / sample_rate
         for _ in range(max_trial):

@@ -200,6 +200,10 @@ def test_missing_or_contradicting_keys_are_refused(corpus: Corpus) -> None:
         build_loader(DatasetConfig(batch_size=2))
     with pytest.raises(ValueError, match="no utterance is left"):
         build_loader(corpus.config(min_duration=50.0))
+    with pytest.raises(ValueError, match="22 utterances do not fill one batch on each of 8 ranks"):
+        build_loader(corpus.config(drop_last=True), world_size=8)
+    with pytest.raises(ValueError, match="seed: -1 is less than 0"):
+        corpus.config(seed=-1)
     with pytest.raises(ValueError, match="rank 2 is not in"):
         build_loader(corpus.config(), rank=2, world_size=2)
     with pytest.raises(ValueError, match="are not 2 positive numbers"):
@@ -213,6 +217,28 @@ def test_missing_or_contradicting_keys_are_refused(corpus: Corpus) -> None:
         )
     with pytest.raises(ValueError, match="batch_duration: needs 'use_bucketing: true'"):
         corpus.config(batch_duration=5.0)
+
+
+def test_an_empty_noise_manifest_is_refused(corpus: Corpus, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="noise"):
+        build_loader(corpus.config(noise_manifest=str(write_manifest(tmp_path / "noise.jsonl", []))))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_loader_processes_run_can_be_sent_to_a_new_interpreter(corpus: Corpus, kind: str) -> None:
+    loader = build_loader(corpus.config(**KINDS[kind]), seed=3)
+    (spec, *_) = loader.batches
+    sent, spec_sent = pickle.loads(pickle.dumps((loader.dataset, spec)))
+    assert_same(sent[spec_sent], loader.dataset[spec])
+
+
+def test_a_caller_that_reads_ahead_can_say_where_to_go_on(corpus: Corpus) -> None:
+    loader = build_loader(corpus.config(), seed=3)
+    whole = list(loader)
+    resumed = build_loader(corpus.config(), seed=3)
+    resumed.load_state_dict(loader.state_dict(next_batch=2))
+    for a, b in zip(whole[2:], resumed, strict=True):
+        assert_same(a, b)
 
 
 def test_bucketing_without_durations_says_what_to_do(corpus: Corpus, tmp_path: Path) -> None:

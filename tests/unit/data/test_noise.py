@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from nest_ssl.audio import AudioError
+from nest_ssl.audio import AudioError, read_audio
 from nest_ssl.data import NoiseSource, load_noise_audio, open_manifests, sample_noise
 from tests.unit.data.corpus import RATE, Corpus, write_manifest
 
@@ -38,6 +38,22 @@ def test_a_short_file_is_read_whole_and_padded_with_zeros_that_the_length_does_n
     assert noise.tolist() == [0.5] * 300 + [0.0] * 700
     assert len(load_noise_audio(sample, RATE, 1000, pad_to_max=False)[0]) == 300
     assert len(load_noise_audio(sample, RATE)[0]) == 300
+
+
+def test_a_file_of_unknown_duration_is_not_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = write(tmp_path / "ramp.wav", np.arange(1, RATE + 1) / RATE)
+    del sample["duration"]
+    asked: list[float | None] = []
+
+    def read(*args: Any, **options: Any) -> Any:
+        asked.append(options["duration_s"])
+        return read_audio(*args, **options)
+
+    monkeypatch.setattr("nest_ssl.data.noise.read_audio", read)
+    noise, length = load_noise_audio(sample, RATE, 1600, generator=np.random.default_rng(0))
+    assert asked == [0.1]
+    assert int(length) == 1600
+    assert float(noise[0]) > 2 / RATE, "from anywhere in the file, not its beginning"
 
 
 def test_segments_stay_between_offset_and_duration(tmp_path: Path) -> None:
