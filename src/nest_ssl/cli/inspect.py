@@ -142,9 +142,7 @@ def print_padding(console: Console, batchings: Mapping[int, list[Batching]]) -> 
             table.add_row(row.name, row.keys, number, *seconds, left_out, padding)
         table.add_section()
     console.print(table)
-    console.print(
-        "mean and largest: seconds of a batch with its padding; equal memory: at most the largest shuffled batch"
-    )
+    console.print(PADDING_LEGEND, highlight=False)
     for problem in problems:
         console.print(problem, markup=False, highlight=False)
 

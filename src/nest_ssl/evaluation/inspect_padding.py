@@ -112,15 +112,16 @@ def compare(config: DatasetConfig, batch_size: int, *, seed: int = 0) -> list[Ba
     total_s = config.batch_duration or shuffled.filling.largest_s or batch_size * float(durations_s.max())
     bucketed = replace(plain, use_bucketing=True)
     by_duration = replace(bucketed, batch_size=None, batch_duration=total_s)
-    duration_keys = f"batch_duration={total_s:.4g}"
+    bucket_keys = f"use_bucketing=true num_buckets={config.num_buckets}"
+    duration_keys = f"{bucket_keys} batch_duration={total_s:.1f}"
     num_total = len(durations_s)
     return [
         shuffled,
-        _try("buckets", f"use_bucketing=true batch_size={batch_size}", bucketed, num_total, seed),
-        _try("buckets, by duration", f"use_bucketing=true {duration_keys}", by_duration, num_total, seed),
+        _try("buckets", f"{bucket_keys} batch_size={batch_size}", bucketed, num_total, seed),
+        _try("buckets, by duration", duration_keys, by_duration, num_total, seed),
         _try(
             "lhotse, by duration",
-            f"use_lhotse=true use_bucketing=true {duration_keys}",
+            f"use_lhotse=true {duration_keys}",
             replace(by_duration, use_lhotse=True),
             num_total,
             seed,

@@ -12,7 +12,7 @@ from nest_ssl.evaluation.inspect_draw import envelope, heat_map, line, rect, run
 from nest_ssl.evaluation.inspect_examples import ExampleBatch, ExampleUtterance
 from nest_ssl.evaluation.inspect_manifest import Histogram
 
-WIDTH, LEFT, RIGHT = 1060, 132, 14
+WIDTH, LEFT, RIGHT = 1060, 142, 14
 PLOT = WIDTH - LEFT - RIGHT
 WAVE_HEIGHT, MEL_HEIGHT, GAP = 56, 84, 8
 MAX_ROWS = 64
