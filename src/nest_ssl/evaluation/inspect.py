@@ -89,8 +89,8 @@ def inspect_data(config: ModelConfig, options: InspectOptions) -> Inspection:
     if dataset.noise_manifest is not None:
         noises = [AudioNoiseDataset(manifest_filepath=dataset.noise_manifest, sample_rate=dataset.sample_rate)]
         noise = look_at(noises, max_files=options.max_files, seed=options.seed)
-    notes = _notes(dataset, speech, noise)
-    num_kept = speech.num_between(dataset.min_duration, dataset.max_duration)
+    notes = _duration_notes(dataset, speech) + _file_notes(dataset, speech, noise)
+    num_kept = len(speech.between(dataset.min_duration, dataset.max_duration))
     batchings: dict[int, list[Batching]] = {}
     examples: list[ExampleBatch] = []
     if num_kept:
@@ -108,7 +108,7 @@ def _examples(
 ) -> list[ExampleBatch]:
     """Example batches; what stands in their way becomes a note."""
     batch_size = options.batch_sizes[0]
-    longest_s = min(float(speech.known_s.max()), dataset.max_duration or np.inf)
+    longest_s = float(speech.between(dataset.min_duration, dataset.max_duration).max())
     if batch_size * longest_s > MAX_BATCH_S:
         notes.append(
             f"No example batches: {batch_size} utterances of up to {longest_s:,.0f} s would hold "
@@ -147,26 +147,39 @@ def _with_durations(
         yield replace(dataset, manifest_filepath=str(path), is_concat=False, endless=False, bucketing_batch_size=None)
 
 
-def _notes(dataset: DatasetConfig, speech: ManifestFacts, noise: ManifestFacts | None) -> list[str]:
-    """What the manifests and headers tell."""
+def _duration_notes(dataset: DatasetConfig, speech: ManifestFacts) -> list[str]:
     notes = []
-    num_unstated = speech.num_utterances - speech.num_stated
+    num_known, num_unstated = len(speech.known_s), speech.num_utterances - speech.num_stated
     if num_unstated:
         notes.append(
             f"{num_unstated:,} of {speech.num_utterances:,} utterances have no 'duration': the headers' are used here, "
             "where they were read. Training with buckets or duration filters needs them in the manifest: "
             f"run 'nest-ssl prepare {speech.paths[0]} --output NEW.jsonl'."
         )
-    num_known = len(speech.known_s)
-    for key, limit_s, num_inside in (
-        ("min_duration", dataset.min_duration, speech.num_between(dataset.min_duration, None)),
-        ("max_duration", dataset.max_duration, speech.num_between(None, dataset.max_duration)),
+    for key, limit_s, inside_s in (
+        ("min_duration", dataset.min_duration, speech.between(dataset.min_duration, None)),
+        ("max_duration", dataset.max_duration, speech.between(None, dataset.max_duration)),
     ):
-        if num_inside < num_known:
+        num_outside = num_known - len(inside_s)
+        if num_outside:
             limit = f"model.train_ds.{key}={limit_s:g}"
-            notes.append(f"{num_known - num_inside:,} of {num_known:,} utterances are left out by {limit} (seconds).")
-    if num_known and not speech.num_between(dataset.min_duration, dataset.max_duration):
+            notes.append(f"{num_outside:,} of {num_known:,} utterances are left out by {limit} (seconds).")
+    kept_s = speech.between(dataset.min_duration, dataset.max_duration)
+    if num_known and not len(kept_s):
         notes.append("Nothing is left to train on. Set these limits to what the data has, or to null.")
+    missing_s = np.maximum(dataset.min_audio_len_secs - kept_s, 0)
+    if missing_s.any():
+        share = missing_s.sum() / (kept_s + missing_s).sum()
+        limit = f"model.train_ds.min_audio_len_secs={dataset.min_audio_len_secs:g}"
+        notes.append(
+            f"{np.count_nonzero(missing_s):,} utterances are shorter than {limit} and are filled up "
+            f"({dataset.pad_audio_mode}): {share:.0%} of what the model sees. Tables and pictures count that as audio."
+        )
+    return notes
+
+
+def _file_notes(dataset: DatasetConfig, speech: ManifestFacts, noise: ManifestFacts | None) -> list[str]:
+    notes = []
     for facts in filter(None, (speech, noise)):
         if facts.unusable:
             notes.append(

@@ -79,10 +79,20 @@ def example_batches(config: ModelConfig, dataset: DatasetConfig, *, num_batches:
     with torch.random.fork_rng(devices=[]):  # a DataLoader, and the mask embedding, draw from torch's own generator
         torch.manual_seed(seed)
         features = _Features(config, seed)
-        batches = list(islice(build_loader(dataset, seed=seed), num_batches))
-        if not batches and num_batches:
-            batches = list(islice(build_loader(replace(dataset, drop_last=False), seed=seed), num_batches))
+        batches = _first_batches(dataset, num_batches, seed)
     return [features.example(number, batch) for number, batch in enumerate(batches)]
+
+
+def _first_batches(dataset: DatasetConfig, num_batches: int, seed: int) -> list[AudioNoiseBatch]:
+    try:
+        batches = list(islice(build_loader(dataset, seed=seed), num_batches))
+    except ValueError:  # what is not about drop_last is raised again without it
+        if not dataset.drop_last:
+            raise
+        batches = []
+    if batches or not num_batches or not dataset.drop_last:
+        return batches
+    return _first_batches(replace(dataset, drop_last=False), num_batches, seed)
 
 
 class _Features:

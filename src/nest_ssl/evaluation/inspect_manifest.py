@@ -82,11 +82,12 @@ class ManifestFacts:
         known_s = self.known_s
         return [float(value) for value in np.percentile(known_s, percents)] if len(known_s) else []
 
-    def num_between(self, least_s: float | None, most_s: float | None) -> int:
-        """Utterances that the filters of training leave in; float32, as the filters compare."""
+    def between(self, least_s: float | None, most_s: float | None) -> NDArray[np.float64]:
+        """Known durations that the filters of training leave in; compared in float32, as the filters do."""
         known_s = self.known_s.astype(np.float32)
         low, high = np.float32(least_s or 0.0), np.float32(np.inf if most_s is None else most_s)
-        return int(np.count_nonzero((known_s >= low) & (known_s <= high)))
+        inside: NDArray[np.bool_] = (known_s >= low) & (known_s <= high)
+        return self.known_s[inside]
 
 
 def look_at(sources: Sequence[ManifestDataset], *, max_files: int, seed: int = 0) -> ManifestFacts:

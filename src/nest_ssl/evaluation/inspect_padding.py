@@ -65,8 +65,10 @@ class Batching:
 
     @property
     def left_out_share(self) -> float | None:
-        """Utterances that `drop_last` leaves out; None if not all batches were looked at."""
-        return max(0.0, 1 - self.filling.num_utterances / self.num_total) if self.complete else None
+        """Utterances that `drop_last` leaves out; None if not all batches were looked at, or there are no figures."""
+        if self.problem or not self.complete:
+            return None
+        return max(0.0, 1 - self.filling.num_utterances / self.num_total)
 
 
 def fill(batches: Iterable[Durations]) -> Filling:
@@ -82,10 +84,20 @@ def fill(batches: Iterable[Durations]) -> Filling:
 
 
 def sorted_batches(durations_s: Durations, batch_size: int) -> Iterator[Durations]:
-    """The least padding that batches of this size can have: the longest together, then the next, …"""
+    """The least padding that batches of this size can have: neighbours in the order of duration.
+
+    If one of them is incomplete, it stands where it saves most.
+    """
     longest_first = np.sort(durations_s)[::-1]
-    for first in range(0, len(longest_first), batch_size):
-        yield longest_first[first : first + batch_size]
+    num_full, rest = divmod(len(longest_first), batch_size)
+    sizes = [batch_size] * num_full
+    if rest:
+        # A batch lasts as long as its first utterance; those after the incomplete one begin `rest` places later.
+        before_s = np.cumsum([0.0, *longest_first[: num_full * batch_size : batch_size]])
+        after_s = np.cumsum([0.0, *longest_first[rest::batch_size][::-1]])[::-1]
+        padded_s = batch_size * (before_s + after_s) + rest * longest_first[::batch_size]
+        sizes.insert(int(padded_s.argmin()), rest)
+    yield from np.split(longest_first, np.cumsum(sizes)[:-1])
 
 
 def compare(config: DatasetConfig, batch_size: int, *, seed: int = 0) -> list[Batching]:
@@ -108,13 +120,14 @@ def compare(config: DatasetConfig, batch_size: int, *, seed: int = 0) -> list[Ba
         num_workers=0,
         pin_memory=False,
     )
-    shuffled, durations_s = _shuffled(plain, seed)
+    durations_s = _durations_s(build_loader(replace(plain, drop_last=False), seed=seed), config.min_audio_len_secs)
+    num_total = len(durations_s)
+    shuffled = _try("shuffled", f"batch_size={batch_size}", plain, num_total, seed)
     total_s = config.batch_duration or shuffled.filling.largest_s or batch_size * float(durations_s.max())
     bucketed = replace(plain, use_bucketing=True)
     by_duration = replace(bucketed, batch_size=None, batch_duration=total_s)
     bucket_keys = f"use_bucketing=true num_buckets={config.num_buckets}"
     duration_keys = f"{bucket_keys} batch_duration={total_s:.1f}"
-    num_total = len(durations_s)
     return [
         shuffled,
         _try("buckets", f"{bucket_keys} batch_size={batch_size}", bucketed, num_total, seed),
@@ -130,15 +143,6 @@ def compare(config: DatasetConfig, batch_size: int, *, seed: int = 0) -> list[Ba
             f"lower bound (sorted, {batch_size} each)", "", fill(sorted_batches(durations_s, batch_size)), num_total
         ),
     ]
-
-
-def _shuffled(config: DatasetConfig, seed: int) -> tuple[Batching, Durations]:
-    """Plain batches in random order, and the durations of all utterances as the loader pads them."""
-    loader = build_loader(config, seed=seed)
-    durations_s = _durations_s(loader, config.min_audio_len_secs)
-    filling, complete = _fill_from(_batches(loader, config.min_audio_len_secs))
-    keys = f"batch_size={config.batch_size}"
-    return Batching("shuffled", keys, filling, len(durations_s), complete), durations_s
 
 
 def _try(name: str, keys: str, config: DatasetConfig, num_total: int, seed: int) -> Batching:
@@ -173,13 +177,14 @@ def _fill_from(batches: Iterator[Durations]) -> tuple[Filling, bool]:
 
 
 def _durations_s(loader: PlannedLoader, least_s: float) -> Durations:
+    """Of every utterance; short ones are filled up to `least_s`, as the loader does."""
     assert isinstance(loader.dataset, PlannedBatches)
     stated_s = np.concatenate([source.durations_s for source in loader.dataset.sources])
     return np.maximum(stated_s.astype(np.float64), least_s)
 
 
 def _batches(loader: PlannedLoader, least_s: float) -> Iterator[Durations]:
-    """Durations in each batch of epoch 0; short utterances are filled up to `least_s`, as the loader does."""
+    """Durations in each batch of epoch 0."""
     all_s = _durations_s(loader, least_s) if isinstance(loader.dataset, PlannedBatches) else np.empty(0)
     for spec in loader.batches:
         if isinstance(spec, BatchSpec):

@@ -64,6 +64,6 @@ def test_a_folder_that_is_not_there_is_said_before_any_work(manifest: Path, tmp_
 
 def test_the_batch_size_of_the_configuration_counts_unless_it_is_the_packages(manifest: Path, tmp_path: Path) -> None:
     arguments = (manifest, "--output", tmp_path / "a.html", "--examples", 0)
-    assert "batch_size=16" in run(*arguments)
-    assert "batch_size=3" in run(*arguments, "model.train_ds.batch_size=3")
-    assert "batch_size=5" in run(*arguments, "model.train_ds.batch_size=3", "--batch-size", 5)
+    assert "sorted, 16 each" in run(*arguments)
+    assert "sorted, 3 each" in run(*arguments, "model.train_ds.batch_size=3")
+    assert "sorted, 5 each" in run(*arguments, "model.train_ds.batch_size=3", "--batch-size", 5)

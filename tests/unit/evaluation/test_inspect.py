@@ -29,6 +29,16 @@ def test_utterances_outside_the_limits_are_said(speech: Speech) -> None:
     assert f"{num_short} of 14 utterances are left out by model.train_ds.min_duration=1.8 (seconds)." in found.notes
 
 
+def test_filling_up_of_short_utterances_is_said(speech: Speech) -> None:
+    found = inspect_data(speech.config(["model.train_ds.min_audio_len_secs=2.0"]), OPTIONS)
+    short_s = [s for s in speech.durations_s if s < 2]
+    share = sum(2 - s for s in short_s) / sum(max(s, 2) for s in speech.durations_s)
+    expected = (
+        f"{len(short_s)} utterances are shorter than model.train_ds.min_audio_len_secs=2 and are filled up (repeat):"
+    )
+    assert any(note.startswith(f"{expected} {share:.0%} of what the model sees.") for note in found.notes)
+
+
 def test_nothing_left_between_the_limits_is_no_crash(speech: Speech) -> None:
     found = inspect_data(speech.config(["model.train_ds.min_duration=50"]), OPTIONS)
     assert (found.num_kept, found.batchings, found.examples) == (0, {}, [])
@@ -53,9 +63,15 @@ def test_no_usable_file_is_no_crash(speech: Speech) -> None:
 
 def test_one_utterance_is_enough(speech: Speech) -> None:
     found = inspect_lines(speech, [{"audio_filepath": "1.wav", "duration": 1.2}])
-    assert found.batchings[4][0].num_batches == 0
+    assert found.batchings[4][0].problem.startswith("drop_last: 1 utterances do not fill one batch")
     assert len(found.examples[0].utterances) == 1
-    assert any("leaves out up to 100% of the utterances" in note for note in found.notes)
+
+
+def test_much_left_out_by_drop_last_is_said(speech: Speech) -> None:
+    found = inspect_data(speech.config(["model.train_ds.num_buckets=2"]), InspectOptions(batch_sizes=[5]))
+    worst = max(row.left_out_share or 0 for row in found.batchings[5])
+    assert worst > 0.1
+    assert any(f"leaves out up to {worst:.0%} of the utterances" in note for note in found.notes)
 
 
 def test_batches_of_hours_are_not_drawn(speech: Speech) -> None:

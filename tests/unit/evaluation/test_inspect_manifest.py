@@ -75,8 +75,8 @@ def test_durations_that_the_manifest_does_not_state_come_from_the_headers(speech
 def test_the_filters_are_counted_as_training_applies_them(speech: Speech) -> None:
     facts = facts_of(speech.manifest)
     limit_s = speech.durations_s[3]
-    assert facts.num_between(None, limit_s) == sum(s <= limit_s for s in speech.durations_s)
-    assert facts.num_between(limit_s, None) == sum(s >= limit_s for s in speech.durations_s)
+    assert len(facts.between(None, limit_s)) == sum(s <= limit_s for s in speech.durations_s)
+    assert len(facts.between(limit_s, None)) == sum(s >= limit_s for s in speech.durations_s)
 
 
 @given(st.integers(0, 200), st.integers(1, 50), st.integers(0, 5))

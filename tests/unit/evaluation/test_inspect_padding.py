@@ -36,7 +36,9 @@ def test_a_small_example_by_hand() -> None:
 
 def test_sorted_batches_by_hand() -> None:
     batches = [batch.tolist() for batch in sorted_batches(np.array([1.0, 5.0, 2.0, 4.0, 3.0]), 2)]
-    assert batches == [[5.0, 4.0], [3.0, 2.0], [1.0]]
+    assert batches == [[5.0], [4.0, 3.0], [2.0, 1.0]]  # 5 + 8 + 4, less than with the single one second or last
+    batches = [batch.tolist() for batch in sorted_batches(np.array([1.0, 3.0, 3.0]), 2)]
+    assert batches == [[3.0, 3.0], [1.0]]
 
 
 def test_no_batches_have_no_padding() -> None:
@@ -49,7 +51,7 @@ def test_no_other_order_pads_less_than_the_sorted_one(lengths: list[float], size
     best = fill(sorted_batches(values, size)).padded_s
     shuffled = list(lengths)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
-    # Complete batches first, as in the plan: the incomplete one comes last.
+    # Any division into complete batches and an incomplete one is a shuffle with the incomplete one last.
     other = fill(np.array(shuffled[i : i + size]) for i in range(0, len(shuffled), size))
     assert best <= other.padded_s + 1e-9
     assert other.audio_s == pytest.approx(values.sum())
