@@ -21,7 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "data": {"audio", "config"},
     "distributed": {"config"},
     "training": {"audio", "config", "inputs", "nemo_file", "modules", "model", "checkpoint", "data", "distributed"},
-    "evaluation": {"config", "model", "checkpoint", "data"},
+    "evaluation": {"audio", "config", "modules", "model", "checkpoint", "data"},
     "verification": {"_version", "config", "model", "checkpoint", "nemo_file"},
     "__main__": {"cli"},
     "__init__": {"_version", "config", "model", "checkpoint"},

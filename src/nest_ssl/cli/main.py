@@ -9,12 +9,14 @@ import typer
 
 from nest_ssl._version import __version__
 from nest_ssl.cli.info import info
+from nest_ssl.cli.inspect import inspect
 from nest_ssl.cli.prepare import prepare
 from nest_ssl.cli.pretrain import pretrain
 from nest_ssl.cli.verify import verify
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command()(prepare)
+app.command()(inspect)
 app.command()(pretrain)
 app.command()(info)
 app.command()(verify)
