@@ -49,5 +49,6 @@ class MultiMLMLoss(nn.Module):
         """(B, S) true where more than `mask_threshold` of a token's frames are masked."""
         step = self.cfg.combine_time_steps
         num_tokens = mask_BT.shape[1] // step
-        shares_BS = mask_BT[:, : num_tokens * step].float().unflatten(1, (num_tokens, step)).mean(2)
+        shape = (mask_BT.shape[0], num_tokens, step)
+        shares_BS = mask_BT[:, : num_tokens * step].float().reshape(shape).mean(2)
         return shares_BS > self.cfg.mask_threshold
