@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from nest_ssl.config import ModelConfig, model_config
-from nest_ssl.inputs import Mels, Signal, either
+from nest_ssl.inputs import Mels, Signal, check_same_batch, either
 from nest_ssl.modules import (
     AudioToMelSpectrogramPreprocessor,
     ConformerEncoder,
@@ -107,12 +107,14 @@ class EncDecMaskedTokenPredModel(nn.Module):
     def _forward(
         self, clean: Mels, noisy: Mels, apply_mask: bool, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        check_same_batch(clean, noisy)
         tokens_BSH = self._targets(clean)
         encoded_BDS, encoded_len, masks_BDT = self._mask_and_encode(noisy, apply_mask, generator)
         log_probs_BSKH = self.decoder(encoder_output=encoded_BDS)
         return log_probs_BSKH, encoded_len, masks_BDT, tokens_BSH
 
     def _masked_loss(self, clean: Mels, noisy: Mels, generator: torch.Generator | None) -> MaskedPrediction:
+        check_same_batch(clean, noisy)
         tokens_BSH = self._targets(clean)
         encoded_BDS, encoded_len, masks_BDT = self._mask_and_encode(noisy, True, generator)
         masked_BS = self.loss.masked_tokens(masks_BDT[:, 0])
@@ -128,9 +130,10 @@ class EncDecMaskedTokenPredModel(nn.Module):
         return MaskedPrediction(loss, log_probs_GKH, targets_GH, counts_G, encoded_len.sum())
 
     def _features(self, source: Signal | Mels, generator: torch.Generator | None) -> Mels:
+        device, values = self.mask_processor.mask_embedding.device, not (self.training or torch.compiler.is_compiling())
         if isinstance(source, Mels):
-            return source.checked(self.cfg.preprocessor.features, values=not self.training)
-        source = source.checked(values=not self.training)
+            return source.checked(self.cfg.preprocessor.features, device, values=values)
+        source = source.checked(device, values=values)
         mels_BMT, length = self.preprocessor(input_signal=source.samples_BN, length=source.length, generator=generator)
         return Mels(source.name, mels_BMT, length)
 

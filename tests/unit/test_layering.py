@@ -13,7 +13,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_version": set(),
     "config": set(),
     "audio": set(),
-    "inputs": set(),
+    "inputs": {"modules"},
     "nemo_file": {"_version", "config"},
     "modules": {"config"},
     "model": {"config", "inputs", "modules", "nemo_file"},
