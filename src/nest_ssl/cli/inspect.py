@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Hashable, Mapping
 from pathlib import Path
@@ -12,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from nest_ssl.cli.console import make_console, make_table
+from nest_ssl.cli.console import make_console, make_table, quiet
 
 if TYPE_CHECKING:
     from nest_ssl.evaluation.inspect_manifest import ManifestFacts
@@ -59,7 +58,6 @@ def inspect(
 
     if not output.parent.is_dir():
         raise ValueError(f"--output {output}: there is no folder {output.parent}. Make it first.")
-    logging.getLogger("nest_ssl.data.manifest").setLevel(logging.WARNING)  # its lines are in the tables
     given = list(overrides or [])
     if config_path is None and config_name is None:  # the package's own batch size is made to start anywhere: 2
         given.insert(0, f"model.train_ds.batch_size={DEFAULT_BATCH_SIZE}")
@@ -67,7 +65,8 @@ def inspect(
     assert config.train_ds is not None
     sizes = batch_size or [config.train_ds.batch_size or DEFAULT_BATCH_SIZE]
     options = InspectOptions(batch_sizes=sizes, max_files=files, num_examples=examples, seed=seed)
-    inspection = inspect_data(config, options)
+    with quiet("nest_ssl.data.manifest"):  # its lines are in the tables
+        inspection = inspect_data(config, options)
     write_page(inspection, output)
     console = make_console()
     print_manifest(console, "speech", inspection.speech)
