@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -59,7 +60,6 @@ def inspect(
 
     if not output.parent.is_dir():
         raise ValueError(f"--output {output}: there is no folder {output.parent}. Make it first.")
-    logging.getLogger("nest_ssl.data.manifest").setLevel(logging.WARNING)  # its lines are in the tables
     given = list(overrides or [])
     if config_path is None and config_name is None:  # the package's own batch size is made to start anywhere: 2
         given.insert(0, f"model.train_ds.batch_size={DEFAULT_BATCH_SIZE}")
@@ -67,7 +67,8 @@ def inspect(
     assert config.train_ds is not None
     sizes = batch_size or [config.train_ds.batch_size or DEFAULT_BATCH_SIZE]
     options = InspectOptions(batch_sizes=sizes, max_files=files, num_examples=examples, seed=seed)
-    inspection = inspect_data(config, options)
+    with _without_info("nest_ssl.data.manifest"):  # its lines are in the tables
+        inspection = inspect_data(config, options)
     write_page(inspection, output)
     console = make_console()
     print_manifest(console, "speech", inspection.speech)
@@ -77,6 +78,17 @@ def inspect(
     for note in inspection.notes:
         console.print(f"note: {note}", style="yellow", markup=False, highlight=False)
     console.print(f"{output}: {len(inspection.examples)} example batches drawn", markup=False, highlight=False)
+
+
+@contextmanager
+def _without_info(name: str) -> Iterator[None]:
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def print_manifest(console: Console, kind: str, facts: ManifestFacts) -> None:
