@@ -5,6 +5,7 @@ A folder is made beside its final place and renamed when it is complete, so that
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -101,6 +102,8 @@ def make_demo(
         if folder.exists():
             folder.rename(old)
         part.rename(folder)
+    except OSError as error:
+        raise OSError(f"{folder}: cannot be written ({error.strerror or error}). Give another --data-dir.") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
     shutil.rmtree(old, ignore_errors=True)
@@ -168,7 +171,9 @@ def _write(folder: Path, config: DemoConfig, voices: Synthesizer, num_threads: i
         part, index = job
         samples, entry = _noise(config, index) if part == "noise" else _utterance(config, part, index, voices)
         path = f"{part}/{index:05d}.flac"
-        soundfile.write(folder / path, samples, config.sample_rate, subtype="PCM_16")
+        encoded = io.BytesIO()
+        soundfile.write(encoded, samples, config.sample_rate, subtype="PCM_16", format="FLAC")
+        (folder / path).write_bytes(encoded.getvalue())  # libsndfile calls a full disk a "System error."
         return {"audio_filepath": path, "duration": len(samples) / config.sample_rate, **entry}
 
     with ThreadPoolExecutor(num_threads) as pool:

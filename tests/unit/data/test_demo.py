@@ -138,13 +138,14 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = []
 
-    def write_until_full(path: Path, *_: Any, **__: Any) -> None:
+    def write_until_full(path: Path, data: bytes) -> int:
         written.append(path)
         if len(written) == 3:
             raise OSError(28, "No space left on device")
+        return len(data)
 
-    monkeypatch.setattr(soundfile, "write", write_until_full)
-    with pytest.raises(OSError, match="No space left"):
+    monkeypatch.setattr(Path, "write_bytes", write_until_full)
+    with pytest.raises(OSError, match="data: cannot be written \\(No space left on device\\). Give another --data-dir"):
         make(tmp_path / "data")
     assert list(tmp_path.iterdir()) == []
 
