@@ -1,9 +1,9 @@
 """What the model is given, checked before anything is computed.
 
-Shapes and dtypes are always checked: that costs nothing. Values (NaN, lengths beyond the signal) are checked in
-evaluation on the CPU. In training the loader has checked them, and a GPU would have to wait for the answer; there, a
-length beyond the signal counts as the signal's, a negative one as 0, and a NaN shows as a loss that is not finite.
-A length of 0 is allowed everywhere: no frames, no tokens.
+Shapes, dtypes and devices are always checked: that costs nothing. Values (NaN, lengths beyond the signal) are checked
+in evaluation on the CPU. In training the loader has checked them, and a GPU would have to wait for the answer; there,
+and in a compiled model, a length beyond the signal counts as the signal's, a negative one as 0, and a NaN shows as a
+loss that is not finite. A length of 0 is allowed everywhere: no frames, no tokens.
 
 B batch, N samples, M mel bands, T frames.
 """
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from nest_ssl.modules.checks import check_audio, check_features, checked_lengths
 
 
 @dataclass(frozen=True)
@@ -28,17 +30,11 @@ class Signal:
     def given(cls, name: str, samples_BN: Tensor | None, length: Tensor | None) -> Signal | None:
         return None if samples_BN is None or length is None else cls(name, samples_BN, length)
 
-    def checked(self, *, values: bool) -> Signal:
+    def checked(self, device: torch.device, *, values: bool) -> Signal:
         """This signal with its lengths inside it; `values` asks for the checks that read values."""
-        x_BN = self.samples_BN
-        if x_BN.ndim != 2 or 0 in x_BN.shape:
-            raise ValueError(f"{self.name}: expected audio of shape (batch, samples), got {tuple(x_BN.shape)}.")
-        if not x_BN.is_floating_point():
-            raise ValueError(
-                f"{self.name}: expected floating-point audio in [-1, 1], got {x_BN.dtype}. "
-                f"Divide integer samples by their full scale (int16: 32768) first."
-            )
-        return Signal(self.name, x_BN, _checked_length(self.name, self.length, x_BN, x_BN.shape[1], values))
+        check_audio(self.name, self.samples_BN)
+        length = _checked_length(self.name, self.length, self.samples_BN, device, values)
+        return Signal(self.name, self.samples_BN, length)
 
 
 @dataclass(frozen=True)
@@ -53,15 +49,11 @@ class Mels:
     def given(cls, name: str, mels_BMT: Tensor | None, length: Tensor | None) -> Mels | None:
         return None if mels_BMT is None or length is None else cls(name, mels_BMT, length)
 
-    def checked(self, num_mels: int, *, values: bool) -> Mels:
-        x_BMT = self.mels_BMT
-        if x_BMT.ndim != 3 or x_BMT.shape[1] != num_mels or 0 in x_BMT.shape:
-            raise ValueError(
-                f"{self.name}: expected features of shape (batch, {num_mels}, frames), got {tuple(x_BMT.shape)}."
-            )
-        if not x_BMT.is_floating_point():
-            raise ValueError(f"{self.name}: expected floating-point features, got {x_BMT.dtype}.")
-        return Mels(self.name, x_BMT, _checked_length(self.name, self.length, x_BMT, x_BMT.shape[2], values))
+    def checked(self, num_mels: int, device: torch.device, *, values: bool) -> Mels:
+        """These features with their lengths inside them; `values` asks for the checks that read values."""
+        check_features(self.name, self.mels_BMT, "batch", num_mels, "frames")
+        length = _checked_length(self.name, self.length, self.mels_BMT, device, values)
+        return Mels(self.name, self.mels_BMT, length)
 
 
 def either(signal: Signal | None, mels: Mels | None, signal_name: str, mels_name: str) -> Signal | Mels:
@@ -77,16 +69,21 @@ def either(signal: Signal | None, mels: Mels | None, signal_name: str, mels_name
     return source
 
 
-def _checked_length(name: str, length: Tensor, x: Tensor, longest: int, values: bool) -> Tensor:
-    if length.ndim != 1 or length.shape[0] != x.shape[0]:
-        raise ValueError(
-            f"{name}_length: expected {x.shape[0]} lengths, one a row of {name}, got shape {tuple(length.shape)}."
-        )
-    if length.is_floating_point() or length.dtype == torch.bool or length.is_complex():
-        raise ValueError(f"{name}_length: expected integers, got {length.dtype}.")
+def check_same_batch(clean: Mels, noisy: Mels) -> None:
+    """Clean and noisy are the same utterances."""
+    rows, noisy_rows = clean.mels_BMT.shape[0], noisy.mels_BMT.shape[0]
+    if rows != noisy_rows:
+        raise ValueError(f"{clean.name} has {rows} rows and {noisy.name} has {noisy_rows}; they must be the same.")
+
+
+def _checked_length(name: str, length: Tensor, x: Tensor, device: torch.device, values: bool) -> Tensor:
+    if x.device != device:
+        raise ValueError(f"{name}: is on {x.device}, but the model is on {device}; move one of them.")
+    longest = x.shape[-1]
+    inside = checked_lengths(f"{name}_length", length, x, longest)
     if values and x.device.type == "cpu":
         _check_values(name, length, x, longest)
-    return length.clamp(0, longest)
+    return inside
 
 
 def _check_values(name: str, length: Tensor, x: Tensor, longest: int) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from nest_ssl.config import ModelConfig, model_config
-from nest_ssl.inputs import Mels, Signal, either
+from nest_ssl.inputs import Mels, Signal, check_same_batch, either
 from nest_ssl.modules import (
     AudioToMelSpectrogramPreprocessor,
     ConformerEncoder,
@@ -41,6 +41,8 @@ class MaskedPrediction:
     targets_GH: Tensor
     counts_G: Tensor
     """True for places that hold a masked token; the others are empty and do not count."""
+    num_valid: Tensor
+    """Encoder frames with audio in the batch, masked or not."""
 
 
 class EncDecMaskedTokenPredModel(nn.Module):
@@ -105,14 +107,16 @@ class EncDecMaskedTokenPredModel(nn.Module):
     def _forward(
         self, clean: Mels, noisy: Mels, apply_mask: bool, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        check_same_batch(clean, noisy)
         tokens_BSH = self._targets(clean)
         encoded_BDS, encoded_len, masks_BDT = self._mask_and_encode(noisy, apply_mask, generator)
         log_probs_BSKH = self.decoder(encoder_output=encoded_BDS)
         return log_probs_BSKH, encoded_len, masks_BDT, tokens_BSH
 
     def _masked_loss(self, clean: Mels, noisy: Mels, generator: torch.Generator | None) -> MaskedPrediction:
+        check_same_batch(clean, noisy)
         tokens_BSH = self._targets(clean)
-        encoded_BDS, _, masks_BDT = self._mask_and_encode(noisy, True, generator)
+        encoded_BDS, encoded_len, masks_BDT = self._mask_and_encode(noisy, True, generator)
         masked_BS = self.loss.masked_tokens(masks_BDT[:, 0])
         # Causal subsampling can give one frame more than there are tokens: drop the surplus.
         num_tokens = min(masked_BS.shape[1], encoded_BDS.shape[2], tokens_BSH.shape[1])
@@ -123,12 +127,13 @@ class EncDecMaskedTokenPredModel(nn.Module):
         log_probs_GKH = self.decoder(encoder_output=frames_GD.T[None])[0]
         masks_11T = counts_G.float().repeat_interleave(self.loss.cfg.combine_time_steps)[None, None]
         loss = self.loss(masks=masks_11T, decoder_outputs=log_probs_GKH[None], targets=targets_GH[None])
-        return MaskedPrediction(loss, log_probs_GKH, targets_GH, counts_G)
+        return MaskedPrediction(loss, log_probs_GKH, targets_GH, counts_G, encoded_len.sum())
 
     def _features(self, source: Signal | Mels, generator: torch.Generator | None) -> Mels:
+        device, values = self.mask_processor.mask_embedding.device, not (self.training or torch.compiler.is_compiling())
         if isinstance(source, Mels):
-            return source.checked(self.cfg.preprocessor.features, values=not self.training)
-        source = source.checked(values=not self.training)
+            return source.checked(self.cfg.preprocessor.features, device, values=values)
+        source = source.checked(device, values=values)
         mels_BMT, length = self.preprocessor(input_signal=source.samples_BN, length=source.length, generator=generator)
         return Mels(source.name, mels_BMT, length)
 

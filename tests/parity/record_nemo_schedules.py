@@ -35,7 +35,7 @@ def record(settings: dict[str, Any]) -> Any:
 
 def main() -> None:
     recorded = {name: record(settings) for name, settings in schedule_cases.CASES.items()}
-    np.savez_compressed(Path(__file__).parent / "nemo_schedules.npz", **recorded)
+    np.savez_compressed(Path(__file__).parent / "nemo_schedules.npz", allow_pickle=False, **recorded)
 
 
 if __name__ == "__main__":

@@ -29,8 +29,19 @@ def changed(**changes: Any) -> dict[str, Tensor]:
         ({"input_signal": torch.zeros(2, 1, 16_000)}, "expected audio of shape"),
         ({"input_signal": torch.zeros(2, 16_000, dtype=torch.int16)}, "floating-point audio.*int16: 32768"),
         ({"input_signal_length": torch.tensor([16_000.0, 12_000.0])}, "input_signal_length: expected integers"),
-        ({"input_signal_length": torch.tensor([16_000])}, "input_signal_length: expected 2 lengths"),
-        ({"input_signal_length": torch.tensor([[16_000], [12_000]])}, "expected 2 lengths"),
+        ({"input_signal_length": torch.tensor([16_000])}, r"input_signal_length: expected shape \(2,\), .* got \(1,\)"),
+        ({"input_signal_length": torch.tensor([[16_000], [12_000]])}, r"expected shape \(2,\), .* got \(2, 1\)"),
+        ({"input_signal_length": [16_000, 12_000]}, "input_signal_length: expected a tensor of integers, got list"),
+        ({"input_signal_length": torch.tensor([True, True])}, "expected integers, got torch.bool"),
+        ({"input_signal_length": torch.zeros(2, dtype=torch.long, device="meta")}, "is on meta, but what it measures"),
+        ({"input_signal": [[0.0] * 16_000] * 2}, "input_signal: expected audio of shape .* got list"),
+        ({"input_signal": torch.zeros(0, 16_000)}, r"got \(0, 16000\): it is empty"),
+        ({"input_signal": torch.zeros(2, 16_000).to_sparse()}, "got layout torch.sparse_coo"),
+        ({"input_signal": torch.zeros(2, 16_000, device="meta")}, "is on meta, but the model is on cpu"),
+        (
+            {"noisy_input_signal": torch.zeros(1, 16_000), "noisy_input_signal_length": torch.tensor([16_000])},
+            "input_signal has 2 rows and noisy_input_signal has 1",
+        ),
         ({"input_signal_length": torch.tensor([16_001, 12_000])}, r"input_signal_length\[0\] is 16001"),
         ({"noisy_input_signal_length": torch.tensor([16_000, -1])}, r"noisy_input_signal_length\[1\] is -1"),
         ({"noisy_input_signal": torch.full((2, 16_000), float("nan"))}, r"noisy_input_signal\[0\] holds NaN"),
@@ -69,9 +80,66 @@ def test_wrong_features_are_an_error_in_words(model: EncDecMaskedTokenPredModel,
         )
 
 
-def test_the_encoder_names_the_shape_it_expects(model: EncDecMaskedTokenPredModel) -> None:
-    with pytest.raises(ValueError, match=r"\(batch, 80, frames\), got \(2, 100, 80\)"):
-        model.encoder(audio_signal=torch.zeros(2, 100, 80), length=torch.tensor([100, 100]))
+ONE = torch.tensor([100])
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "words"),
+    [
+        (
+            "preprocessor",
+            {"input_signal": torch.zeros(1600), "length": ONE},
+            r"shape \(batch, samples\), got \(1600,\)",
+        ),
+        ("preprocessor", {"input_signal": torch.zeros(1, 1600).short(), "length": ONE}, "int16: 32768"),
+        ("preprocessor", {"input_signal": torch.zeros(2, 1600), "length": ONE}, r"length: expected shape \(2,\)"),
+        ("quantizer", {"input_signal": torch.zeros(1, 81, 16)}, r"shape \(batch, 80, frames\), got \(1, 81, 16\)"),
+        ("mask_processor", {"input_feats": torch.zeros(80, 16), "input_lengths": ONE}, r"\(batch, 80, frames\)"),
+        ("mask_processor", {"input_feats": torch.zeros(2, 80, 16), "input_lengths": ONE}, "input_lengths: expected"),
+        ("encoder", {"audio_signal": torch.zeros(1, 100, 80), "length": ONE}, r"\(batch, 80, frames\), got \(1, 100"),
+        ("encoder", {"audio_signal": torch.zeros(1, 80, 0), "length": ONE}, "it is empty"),
+        ("encoder", {"audio_signal": torch.zeros(1, 80, 99), "length": ONE.float()}, "length: expected integers"),
+        ("decoder", {"encoder_output": torch.zeros(1, 33, 9)}, r"shape \(batch, 32, frames\)"),
+        (
+            "loss",
+            {"masks": torch.zeros(1, 9), "decoder_outputs": torch.zeros(1, 1, 64, 1), "targets": torch.zeros(1, 1, 1)},
+            r"masks: expected a tensor of shape \(batch, features, frames\)",
+        ),
+        (
+            "loss",
+            {"masks": torch.zeros(1, 80, 8), "decoder_outputs": torch.zeros(1, 1, 64, 1), "targets": torch.zeros(1, 1)},
+            r"targets: expected a tensor of shape \(1, tokens, 1\)",
+        ),
+    ],
+)
+def test_every_module_names_the_shape_it_expects(
+    model: EncDecMaskedTokenPredModel, module: str, arguments: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        model.get_submodule(module)(**arguments)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32])
+def test_lengths_may_be_any_integers(model: EncDecMaskedTokenPredModel, dtype: torch.dtype) -> None:
+    batch = noise_batch([120, 100])
+    lengths = {key: value.to(dtype) for key, value in batch.items() if key.endswith("length")}
+    assert torch.equal(model(**{**batch, **lengths})[0], model(**batch)[0])
+
+
+def test_fewer_frames_than_a_token_are_no_token_and_a_loss_of_zero() -> None:
+    model = tiny_model({"preprocessor.pad_to": 0}).train()
+    batch = noise_batch([800, 500])
+    assert model(**batch)[3].shape == (2, 0, 1)
+    loss = model.masked_loss(*batch.values()).loss
+    loss.backward()
+    assert float(loss.detach()) == 0
+
+
+def test_a_length_beyond_the_frames_counts_as_the_frames(model: EncDecMaskedTokenPredModel) -> None:
+    features = torch.randn(1, 80, 100)
+    beyond, expected = (model.encoder(audio_signal=features, length=torch.tensor([n])) for n in (999, 100))
+    assert torch.equal(beyond[0], expected[0])
+    assert torch.equal(beyond[1], expected[1])
 
 
 def test_a_length_of_zero_gives_no_frames_and_finite_numbers(model: EncDecMaskedTokenPredModel) -> None:

@@ -240,10 +240,30 @@ def test_gathering_keeps_order_and_never_overflows() -> None:
 
 def test_a_model_cast_to_bf16_keeps_its_targets() -> None:
     model = tiny_model().eval()
-    features = torch.randn(2, 80, 160)
-    tokens = model.quantizer(input_signal=features)[1]
+    batch = noise_batch(LENGTHS)
+    tokens = model(**batch)[3]
     assert model.to(torch.bfloat16).quantizer.codebooks.dtype == torch.float64
-    assert torch.equal(model.quantizer(input_signal=features)[1], tokens)
+    assert torch.equal(model(**batch)[3], tokens)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("position", ["pre_conv", "post_conv"])
+def test_a_model_computes_in_the_precision_it_was_cast_to(dtype: torch.dtype, position: str) -> None:
+    model = tiny_model({"mask_position": position}).eval()
+    log_probs = model(**noise_batch(LENGTHS))[0]
+    cast = model.to(dtype)(**noise_batch(LENGTHS), apply_mask=False)[0]
+    assert cast.dtype == dtype
+    torch.testing.assert_close(cast.float(), log_probs, atol=0.2 if dtype != torch.float64 else 1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_the_forward_is_one_graph_for_the_compiler(training: bool) -> None:
+    torch._dynamo.reset()
+    model = tiny_model(NO_DROPOUT).train(training)
+    batch = noise_batch(LENGTHS)
+    expected = model(**batch)[0]
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(**batch)[0], expected)
 
 
 def test_bf16_autocast_does_not_move_a_single_target() -> None:

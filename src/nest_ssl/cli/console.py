@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import sys
+from collections.abc import Iterator
 
 from rich import box
 from rich.console import Console
@@ -13,6 +16,18 @@ PIPE_WIDTH = 200  # a pipe has no width of its own, and rich would cut columns a
 
 def make_console() -> Console:
     return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+
+
+@contextlib.contextmanager
+def quiet(logger_name: str) -> Iterator[None]:
+    """Only warnings of this logger, for a while."""
+    logger = logging.getLogger(logger_name)
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def make_table(left: list[str], right: list[str]) -> Table:

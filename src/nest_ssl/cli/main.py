@@ -10,12 +10,16 @@ import typer
 from nest_ssl._version import __version__
 from nest_ssl.cli.demo import demo
 from nest_ssl.cli.info import info
+from nest_ssl.cli.inspect import inspect
 from nest_ssl.cli.prepare import prepare
+from nest_ssl.cli.pretrain import pretrain
 from nest_ssl.cli.verify import verify
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command()(prepare)
+app.command()(inspect)
 app.command()(demo)
+app.command()(pretrain)
 app.command()(info)
 app.command()(verify)
 
@@ -35,10 +39,10 @@ def program(
     logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, format="%(message)s")
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Run the program; what a user can mend is one line on stderr and exit code 1, not a traceback."""
     try:
-        app()
+        app(arguments)
     except (ValueError, OSError, RuntimeError) as error:
         if logging.getLogger().isEnabledFor(logging.DEBUG):
             raise

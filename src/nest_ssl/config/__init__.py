@@ -12,7 +12,7 @@ from nest_ssl.config.model import (
     QuantizerConfig,
 )
 from nest_ssl.config.optim import OptimConfig, ScheduleConfig
-from nest_ssl.config.parse import ConfigError, parse
+from nest_ssl.config.parse import ConfigError, parse, read_yaml
 from nest_ssl.config.training import ExperimentConfig, NestConfig, TrainerConfig
 
 __all__ = [
@@ -36,4 +36,5 @@ __all__ = [
     "load_yaml",
     "model_config",
     "parse",
+    "read_yaml",
 ]

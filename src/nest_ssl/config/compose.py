@@ -13,16 +13,28 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from nest_ssl.config.data import DatasetConfig
 from nest_ssl.config.model import ModelConfig
+from nest_ssl.config.optim import OptimConfig
 from nest_ssl.config.parse import ConfigError, parse, plain
 from nest_ssl.config.training import NestConfig
 from nest_ssl.config.unused import unused_keys
+
+log = logging.getLogger(__name__)
 
 YAML_PACKAGE = "nest_ssl.config.yaml"
 DEFAULT_CONFIG = "nest_fast-conformer"
 
 SAVED_NOTES = {"target", "nemo_version", "nest_ssl_version"}
 """What `.nemo` files note beside the model's configuration: the class and the version that saved them."""
+
+TRAINING_SECTIONS: dict[str, type[Any]] = {
+    "train_ds": DatasetConfig,
+    "validation_ds": DatasetConfig,
+    "test_ds": DatasetConfig,
+    "optim": OptimConfig,
+}
+"""Sections that say how a model was trained; its numbers do not depend on them."""
 
 
 def yaml_folder() -> Path:
@@ -78,7 +90,7 @@ def model_config(config: Any) -> ModelConfig:
     if from_file:
         if "nest_ssl_version" not in data:
             data = _undo_post_conv_adjustment(data)
-        data = {key: value for key, value in data.items() if key not in SAVED_NOTES}
+        data = _without_foreign_training({key: value for key, value in data.items() if key not in SAVED_NOTES})
     # What NeMo's files carry along is no choice of the user's: not worth a line.
     level = logging.DEBUG if from_file else logging.INFO
     return parse(ModelConfig, data, where="model", unused=unused_keys(), report_level=level)
@@ -92,6 +104,21 @@ def _undo_post_conv_adjustment(data: dict[str, Any]) -> dict[str, Any]:
     masking = {**data["masking"], "feat_in": mels, "block_size": data["masking"]["block_size"] * factor}
     quantizer = {**data["quantizer"], "feat_in": mels}
     return {**data, "masking": masking, "quantizer": quantizer, "loss": {**data["loss"], "combine_time_steps": factor}}
+
+
+def _without_foreign_training(data: dict[str, Any]) -> dict[str, Any]:
+    """A file's section without those training sections that only NeMo could follow: the model loads all the same."""
+    kept = dict(data)
+    for name, schema in TRAINING_SECTIONS.items():
+        if kept.get(name) is None:
+            kept.pop(name, None)
+            continue
+        try:
+            parse(schema, kept[name], f"model.{name}", unused_keys(), logging.DEBUG)
+        except ValueError as error:
+            log.warning("model.%s of the file is left out, the model does not need it: %s", name, error)
+            del kept[name]
+    return kept
 
 
 def _has_interpolation(value: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from nest_ssl.config.checks import at_least, one_of, probability
 from nest_ssl.config.targets import resolve_target
@@ -42,7 +43,7 @@ class AugmentorConfig:
     max_num_speakers: int = 4
     """Most speakers added."""
     keep_unselected_noise: bool = True
-    """Add the sampled noise at its own level to utterances that were not selected, as NeMo does; false: stay clean."""
+    """Add the sampled noise at its own level to utterances not selected, as NeMo does; false: leave them clean."""
 
     def __post_init__(self) -> None:
         where = "batch_augmentor"
@@ -64,14 +65,30 @@ class DatasetConfig:
     """JSON-lines manifest(s) of the speech."""
     noise_manifest: Paths = None
     """JSON-lines manifest(s) of the noise; null: none."""
+    noise_bank_gb: float = 0.0
+    """Keep decoded noise in memory, up to this many gigabytes for each rank; 0: read each segment from disk."""
     sample_rate: int = 16000
     """Audio is resampled to this."""
     batch_size: int | None = None
-    """Utterances per batch."""
+    """Utterances per batch and rank; with `batch_duration`, the most that a batch may hold."""
+    batch_duration: float | None = None
+    """Seconds of audio per batch and rank, padding included; needs `use_bucketing` or `use_lhotse`."""
+    quadratic_duration: float | None = None
+    """d seconds count as d + d² / quadratic_duration in `batch_duration`: attention grows like that."""
+    use_bucketing: bool = False
+    """Batches of utterances of about the same duration, by `num_buckets` or `bucket_duration_bins`."""
+    num_buckets: int = 30
+    """Buckets with equal shares of the audio."""
+    bucket_duration_bins: list[float] | None = None
+    """Boundaries between buckets, in seconds; null: estimated from the durations."""
+    bucket_batch_size: list[int] | None = None
+    """Utterances per batch in each bucket."""
     shuffle: bool = False
     """Draw utterances in random order."""
+    seed: int | None = None
+    """Seed of order, noise and mixing; null: the run's."""
     num_workers: int = 0
-    """Loader processes; 0: load in the training process."""
+    """Loader processes; 0: load in the training process. The batches do not depend on it."""
     pin_memory: bool = False
     """Page-locked batches, for faster copies to a GPU."""
     persistent_workers: bool = False
@@ -79,25 +96,31 @@ class DatasetConfig:
     prefetch_factor: int | None = None
     """Batches that each loader process prepares ahead."""
     drop_last: bool = False
-    """Leave out the last, incomplete batch; otherwise it is filled up equally on all ranks."""
+    """Leave out the last, incomplete batch; otherwise its utterances are shared out equally among the ranks."""
     max_duration: float | None = None
     """Longer utterances are left out, in seconds."""
     min_duration: float | None = None
     """Shorter utterances are left out, in seconds."""
+    min_audio_len_secs: float = 1.0
+    """Shorter audio is padded to this, in seconds."""
+    pad_audio_mode: str = "repeat"
+    """Pad short audio by repeating it (repeat) or with silence (zero)."""
     trim_silence: bool = False
     """Cut silence at both ends."""
     int_values: bool = False
-    """Read integer samples without scaling to [-1, 1]."""
+    """Read integer samples as 32-bit integers before scaling to [-1, 1]."""
     channel_selector: int | str | list[int] | None = None
     """Channel number(s) to average, 'average', or null for a mono file or the average."""
     max_utts: int = 0
     """Read at most this many utterances; 0: all."""
+    max_bad_fraction: float = 0.01
+    """Stop when more than this share of an epoch's utterances cannot be read."""
     batch_augmentor: AugmentorConfig | None = None
     """How noise and other speakers are mixed in; null: noisy = audio + noise."""
     is_concat: bool = False
     """Each manifest is a dataset of its own, mixed by `concat_sampling_technique`."""
     concat_sampling_technique: str | None = "temperature"
-    """temperature, random or round-robin."""
+    """temperature, random or round-robin; null: round-robin."""
     concat_sampling_temperature: float = 5.0
     """Sampling weight of a dataset is its size to the power 1 / temperature."""
     concat_sampling_scale: float = 1.0
@@ -108,35 +131,86 @@ class DatasetConfig:
     """Seed of the mixing; null: the run's."""
     concat_shuffle: bool = True
     """Shuffle within each dataset."""
+    endless: bool = False
+    """With `is_concat`: never end an epoch; the run ends by `trainer.max_steps`."""
     is_tarred: bool = False
     """Audio lies in tar shards."""
     tarred_audio_filepaths: Paths = None
     """The shards, with _OP_0..N-1_CL_ patterns."""
     tarred_shard_strategy: str = "scatter"
-    """scatter (each rank reads its own shards) or replicate (each rank reads all)."""
+    """scatter (each rank reads its own run of shards) or replicate (each rank reads all)."""
     shard_manifests: bool = False
-    """The manifest path is a pattern too: one manifest per shard."""
+    """The manifest path is a pattern too: one manifest per shard. A pattern in the path says so as well."""
     shuffle_n: int = 0
-    """Size of the shuffling buffer of tar shards."""
+    """Tar shards: an utterance moves by up to this many places within the shuffled shards; 0: it does not."""
     bucketing_strategy: str = "synced_randomized"
-    """NeMo's order of buckets: fixed_order, synced_randomized or fully_randomized."""
+    """Order of buckets: fixed_order, synced_randomized (same bucket on all ranks) or fully_randomized."""
     bucketing_batch_size: int | list[int] | None = None
-    """Batch size per bucket."""
+    """The manifests are buckets, with this batch size each; one number: times N for the first of N, 1 for the last."""
     bucketing_weights: list[int] | None = None
-    """How often each bucket is repeated."""
+    """How often each bucket is repeated in an epoch."""
     use_lhotse: bool = False
-    """Read and batch with lhotse."""
+    """Read metadata and form batches with lhotse."""
+    cuts_path: str | None = None
+    """lhotse: a CutSet manifest."""
+    shar_path: str | list[str] | None = None
+    """lhotse: one or more folders of Shar data."""
+    input_cfg: str | list[dict[str, Any]] | None = None
+    """lhotse: weighted inputs, as a list or a yaml file; `type` is nemo, nemo_tarred, lhotse, lhotse_shar or group."""
+    force_finite: bool = False
+    """lhotse: go through `input_cfg` once an epoch; otherwise it is mixed without end."""
+    num_cuts_for_bins_estimate: int = 10000
+    """lhotse: utterances from which the buckets are estimated."""
+    bucket_buffer_size: int = 10000
+    """lhotse: utterances held in the buckets' buffer."""
+    shuffle_buffer_size: int = 10000
+    """lhotse without buckets: utterances held in the shuffling buffer."""
+    concurrent_bucketing: bool = False
+    """lhotse: fill the buckets from a thread."""
 
     def __post_init__(self) -> None:
-        at_least("sample_rate", self.sample_rate, 1)
-        at_least("num_workers", self.num_workers, 0)
-        if self.batch_size is not None:
-            at_least("batch_size", self.batch_size, 1)
+        for key in ("sample_rate", "num_buckets", "num_cuts_for_bins_estimate", "bucket_buffer_size"):
+            at_least(key, getattr(self, key), 1)
+        for key in (
+            "num_workers",
+            "noise_bank_gb",
+            "min_audio_len_secs",
+            "max_utts",
+            "shuffle_n",
+            "shuffle_buffer_size",
+        ):
+            at_least(key, getattr(self, key), 0)
+        for key, least in (("batch_size", 1), ("prefetch_factor", 1), ("seed", 0), ("concat_sampling_seed", 0)):
+            if getattr(self, key) is not None:
+                at_least(key, getattr(self, key), least)
+        for key in ("batch_duration", "quadratic_duration", "concat_sampling_temperature", "concat_sampling_scale"):
+            value = getattr(self, key)
+            if value is not None and value <= 0:
+                raise ValueError(f"{key}: {value} is not above 0.")
+        probability("max_bad_fraction", self.max_bad_fraction)
         techniques = ("temperature", "random", "round-robin", None)
         one_of("concat_sampling_technique", self.concat_sampling_technique, techniques)
         one_of("tarred_shard_strategy", self.tarred_shard_strategy, ("scatter", "replicate"))
         strategies = ("fixed_order", "synced_randomized", "fully_randomized")
         one_of("bucketing_strategy", self.bucketing_strategy, strategies)
+        one_of("pad_audio_mode", self.pad_audio_mode, ("repeat", "zero"))
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
+        if self.batch_duration is not None and not (self.use_bucketing or self.use_lhotse):
+            raise ValueError("batch_duration: needs 'use_bucketing: true' (or 'use_lhotse: true').")
+        if self.endless and not self.is_concat:
+            raise ValueError("endless: mixes several datasets without end, so it needs 'is_concat: true'.")
+        bins, sizes = self.bucket_duration_bins, self.bucket_batch_size
+        if bins is not None and sorted(set(bins)) != bins:
+            raise ValueError(f"bucket_duration_bins: {bins} does not rise from bin to bin.")
+        if sizes is not None and (bins is None or len(sizes) != len(bins) + 1):
+            raise ValueError("bucket_batch_size: needs one size more than bucket_duration_bins has boundaries.")
+        for key in ("bucketing_weights", "bucketing_batch_size", "bucket_batch_size"):
+            values = getattr(self, key)
+            for value in values if isinstance(values, list) else [values]:
+                if value is not None:
+                    at_least(key, value, 1)
 
 
 UNUSED_DATASET_KEYS: dict[str, str] = {
@@ -146,5 +220,10 @@ UNUSED_DATASET_KEYS: dict[str, str] = {
     "bos_id": "there are no transcripts in pre-training",
     "eos_id": "there are no transcripts in pre-training",
     "pad_id": "there are no transcripts in pre-training",
+    "text_field": "there are no transcripts in pre-training",
+    "lang_field": "there are no transcripts in pre-training",
+    "shard_seed": "the order of shards follows `seed`",
+    "cuda_expandable_segments": "set PYTORCH_CUDA_ALLOC_CONF instead",
+    "bucketing_2d_strict_mode": "buckets are by duration only",
 }
 """NeMo's keys of a dataset section that NEST does not use, with the reason."""

@@ -8,6 +8,7 @@ import logging
 import types
 import typing
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import dacite
@@ -38,6 +39,11 @@ def plain(config: Any) -> Any:
     if isinstance(config, (list, tuple)):
         return [plain(value) for value in config]
     return config
+
+
+def read_yaml(path: str | Path) -> Any:
+    """The content of a yaml file, with interpolations resolved."""
+    return plain(OmegaConf.load(path))
 
 
 def parse(

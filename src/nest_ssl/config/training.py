@@ -166,6 +166,8 @@ class NestConfig:
 
     model: ModelConfig
     name: str = "NEST-FastConformer-SSL"
+    seed: int = 0
+    """Of everything random: weights, order, noise, masks, dropout."""
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     exp_manager: ExperimentConfig | None = field(default_factory=ExperimentConfig)
     init_from_nemo_model: InitFrom = None

@@ -153,6 +153,14 @@ class Manifest(Sequence[Utterance]):
         return durations_s
 
     @property
+    def num_per_file(self) -> list[int]:
+        """How many utterances are kept of each of `paths`."""
+        bounds = zip(self._file_starts[:-1].tolist(), self._file_starts[1:].tolist(), strict=True)
+        if self._kept is None:
+            return [stop - start for start, stop in bounds]
+        return [int(np.count_nonzero(self._kept[start:stop])) for start, stop in bounds]
+
+    @property
     def name(self) -> str:
         """For messages: the file's name, and how many more there are."""
         more = f" (+{len(self.paths) - 1})" if len(self.paths) > 1 else ""

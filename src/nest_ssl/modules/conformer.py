@@ -15,6 +15,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from nest_ssl.config import EncoderConfig
 from nest_ssl.modules.attention import MultiHeadAttention, RelPositionMultiHeadAttention, position_biases
+from nest_ssl.modules.checks import check_features, checked_lengths
 from nest_ssl.modules.lengths import valid_frames
 from nest_ssl.modules.positions import PositionalEncoding
 from nest_ssl.modules.subsampling import ConvSubsampling
@@ -58,17 +59,19 @@ class ConformerEncoder(nn.Module):
         self, audio_signal: Tensor, length: Tensor | None = None, bypass_pre_encode: bool = False
     ) -> tuple[Tensor, Tensor]:
         """With `bypass_pre_encode` the input is (B, S, D), subsampled already."""
-        self._check(audio_signal, bypass_pre_encode)
+        shape = ("batch", "frames", self.d_model) if bypass_pre_encode else ("batch", self.cfg.feat_in, "frames")
+        check_features("audio_signal", audio_signal, *shape)
+        num_frames = audio_signal.shape[shape.index("frames")]
         if length is None:
-            num_frames = audio_signal.shape[1 if bypass_pre_encode else 2]
             length = torch.full((audio_signal.shape[0],), num_frames, device=audio_signal.device)
+        length = checked_lengths("length", length, audio_signal, num_frames)
         x_BSD = audio_signal
         if not bypass_pre_encode:
-            x_BSD, length = self.pre_encode(audio_signal.transpose(1, 2).to(self._dtype), length)
+            x_BSD, length = self.pre_encode(audio_signal.transpose(1, 2), length)
         x_BSD = self._run_layers(x_BSD, length)
         if self.out_proj is not None:
             x_BSD = self.out_proj(x_BSD)
-        return x_BSD.transpose(1, 2), length.long()
+        return x_BSD.transpose(1, 2), length
 
     def _run_layers(self, x_BSD: Tensor, length: Tensor) -> Tensor:
         x_BSD, pos_emb_1RD = self.pos_enc(x_BSD)
@@ -90,16 +93,6 @@ class ConformerEncoder(nn.Module):
         if self.training and len(contexts) > 1:
             return random.choices(contexts, weights=self.cfg.attention_context_probs)[0]
         return self.att_context_size[0], self.att_context_size[1]
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        return self.layers[0].norm_out.weight.dtype  # type: ignore[union-attr,return-value]
-
-    def _check(self, audio_signal: Tensor, bypass_pre_encode: bool) -> None:
-        size, dim = (self.d_model, 2) if bypass_pre_encode else (self.cfg.feat_in, 1)
-        if audio_signal.ndim != 3 or audio_signal.shape[dim] != size:
-            wanted = f"(batch, frames, {size})" if bypass_pre_encode else f"(batch, {size}, frames)"
-            raise ValueError(f"encoder: expected features of shape {wanted}, got {tuple(audio_signal.shape)}.")
 
 
 class ConformerLayer(nn.Module):

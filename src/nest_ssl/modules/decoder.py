@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from nest_ssl.config import DecoderConfig
+from nest_ssl.modules.checks import check_tensor
 
 _INITS: dict[str, Callable[[Tensor], Tensor]] = {
     "xavier_uniform": nn.init.xavier_uniform_,
@@ -34,6 +35,7 @@ class MultiSoftmaxDecoder(nn.Module):
         self.decoder_layers = nn.Sequential(conv)
 
     def forward(self, encoder_output: Tensor) -> Tensor:
+        check_tensor("encoder_output", encoder_output, "batch", self.cfg.feat_in, "frames", empty=True)
         log_probs = torch.log_softmax(self.logits(encoder_output.transpose(1, 2)), dim=2)
         return log_probs[..., 0] if self.cfg.squeeze_single and self.cfg.num_decoders == 1 else log_probs
 

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from nest_ssl.config import PreprocessorConfig
+from nest_ssl.modules.checks import check_audio, checked_lengths
 from nest_ssl.modules.lengths import valid_frames
-from nest_ssl.modules.precision import full_precision
+from nest_ssl.modules.precision import KeepsPrecision, full_precision
 
 _STD_FLOOR = 1e-5  # added to every standard deviation, so that a silent band stays finite
 
@@ -40,12 +41,14 @@ class AudioToMelSpectrogramPreprocessor(nn.Module):
     def forward(
         self, input_signal: Tensor, length: Tensor, *, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
+        check_audio("input_signal", input_signal)
+        length = checked_lengths("length", length, input_signal, input_signal.shape[1])
         with full_precision(input_signal.device):
             mels: tuple[Tensor, Tensor] = self.featurizer(input_signal.float(), length, generator)
         return mels
 
 
-class MelFeaturizer(nn.Module):
+class MelFeaturizer(KeepsPrecision):
     """The computation behind the preprocessor; its buffers `window` and `fb` stand in every `.nemo` file."""
 
     def __init__(self, cfg: PreprocessorConfig) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nest_ssl.config import LossConfig
+from nest_ssl.modules.checks import check_tensor
 
 
 class MultiMLMLoss(nn.Module):
@@ -29,7 +30,13 @@ class MultiMLMLoss(nn.Module):
         target_lengths: Tensor | None = None,
     ) -> Tensor:
         """The lengths are accepted as NeMo accepts them: a mask lies within its utterance, so they decide nothing."""
+        books: tuple[int, ...] = (self.cfg.num_decoders,)
         if self.cfg.squeeze_single and self.cfg.num_decoders == 1:
+            books = ()
+        check_tensor("masks", masks, "batch", "features", "frames", empty=True)
+        check_tensor("decoder_outputs", decoder_outputs, masks.shape[0], "frames", "codes", *books, empty=True)
+        check_tensor("targets", targets, masks.shape[0], "tokens", *books, empty=True)
+        if not books:
             decoder_outputs, targets = decoder_outputs[..., None], targets[..., None]
         masked_BS = self.masked_tokens(masks.float().mean(1))
         num_tokens = min(masked_BS.shape[1], decoder_outputs.shape[1], targets.shape[1])
@@ -42,5 +49,6 @@ class MultiMLMLoss(nn.Module):
         """(B, S) true where more than `mask_threshold` of a token's frames are masked."""
         step = self.cfg.combine_time_steps
         num_tokens = mask_BT.shape[1] // step
-        shares_BS = mask_BT[:, : num_tokens * step].float().reshape(-1, num_tokens, step).mean(2)
+        shape = (mask_BT.shape[0], num_tokens, step)
+        shares_BS = mask_BT[:, : num_tokens * step].float().reshape(shape).mean(2)
         return shares_BS > self.cfg.mask_threshold

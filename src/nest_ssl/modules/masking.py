@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from nest_ssl.config import MaskingConfig
+from nest_ssl.modules.checks import check_features, checked_lengths
 from nest_ssl.modules.lengths import valid_frames
 
 _SHORT_BLOCK = 8  # frames masked in an utterance that is too short for a block
@@ -34,6 +35,8 @@ class RandomBlockMasking(nn.Module):
     def forward(
         self, input_feats: Tensor, input_lengths: Tensor, *, generator: torch.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
+        check_features("input_feats", input_feats, "batch", self.cfg.feat_in, "frames")
+        input_lengths = checked_lengths("input_lengths", input_lengths, input_feats, input_feats.shape[2])
         mask_BT = self.draw(input_lengths, input_feats.shape[2], generator=generator)
         masks_BDT = mask_BT[:, None].expand_as(input_feats).to(input_feats.dtype)
         return self.fill(input_feats, mask_BT), masks_BDT

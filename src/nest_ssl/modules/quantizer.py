@@ -5,7 +5,6 @@ B batch, D features, T frames, S codes in time, H books, C code dimension, K cod
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,12 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from nest_ssl.config import QuantizerConfig
-from nest_ssl.modules.precision import full_precision
+from nest_ssl.modules.checks import check_tensor
+from nest_ssl.modules.precision import KeepsPrecision, full_precision
 
 _CHUNK_BYTES = 32 * 2**20  # similarities held at once: NeMo's take 6.3 GB for 8 × 60 s
 
 
-class RandomProjectionVectorQuantizer(nn.Module):
+class RandomProjectionVectorQuantizer(KeepsPrecision):
     """`quantizer(input_signal=(B, D, T))` gives the quantized vectors (B, C, S, H) and their tokens (B, S, H).
 
     Takes the fields of `QuantizerConfig` as keywords. With one book and `squeeze_single` the last dimension is dropped.
@@ -37,6 +37,8 @@ class RandomProjectionVectorQuantizer(nn.Module):
     @torch.no_grad()
     def forward(self, input_signal: Tensor) -> tuple[Tensor, Tensor]:
         cfg = self.cfg
+        shape = ("batch", "frames", cfg.feat_in) if cfg.time_ahead else ("batch", cfg.feat_in, "frames")
+        check_tensor("input_signal", input_signal, *shape, what="features", empty=True)
         # bf16 flips about 2 % of the codes (measured): stay in fp32, whatever the autocast around us.
         with full_precision(input_signal.device):
             x_BTD = input_signal.float() if cfg.time_ahead else input_signal.float().transpose(1, 2)
@@ -53,19 +55,10 @@ class RandomProjectionVectorQuantizer(nn.Module):
     def _project(self, x_BTD: Tensor) -> Tensor:
         """(B, S, H, C) unit vectors, one for `combine_time_steps` frames; an incomplete last group is left out."""
         cfg = self.cfg
-        num_tokens = x_BTD.shape[1] // cfg.combine_time_steps
-        stacked = x_BTD[:, : num_tokens * cfg.combine_time_steps].reshape(x_BTD.shape[0], num_tokens, -1)
+        num_tokens, stacked_size = x_BTD.shape[1] // cfg.combine_time_steps, cfg.feat_in * cfg.combine_time_steps
+        stacked = x_BTD[:, : num_tokens * cfg.combine_time_steps].reshape(x_BTD.shape[0], num_tokens, stacked_size)
         projected = F.linear(stacked, self.proj.weight.float())
         return F.normalize(projected.view(*projected.shape[:2], cfg.num_books, cfg.code_dim), dim=-1)
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RandomProjectionVectorQuantizer:
-        """Move as asked, but keep the precision: a model cast to bf16 must still see the same targets."""
-
-        def move(tensor: Tensor) -> Tensor:
-            moved = fn(tensor)
-            return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
-
-        return super()._apply(move, recurse)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def nearest_code(x_BSC: Tensor, codebook_KC: Tensor) -> Tensor:

@@ -59,7 +59,8 @@ class ConvSubsampling(nn.Module):
         self.out = nn.Linear(channels * num_bands, cfg.d_model)
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        x = _zero_past_end(x[:, None], lengths)
+        # Features are float32; a model cast to another precision computes in its own from here on.
+        x = _zero_past_end(x[:, None].to(self.out.weight.dtype), lengths)
         for layer in self.conv:
             x = layer(x)
             if isinstance(layer, HalvingConv):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -326,3 +327,11 @@ def test_samples_equal_those_of_nemo_2_7_3(case: str, arguments: dict[str, Any])
     samples = read_audio(nemo_file(), **arguments)
     assert len(samples) == recorded["num_samples"]
     np.testing.assert_allclose(samples[::997], recorded["every_997th"], atol=1e-7)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs on this system")
+@pytest.mark.parametrize("read", [audio_info, verify_audio, read_native])
+def test_a_fifo_is_refused_and_does_not_block(tmp_path: Path, read: Any) -> None:
+    os.mkfifo(tmp_path / "pipe.wav")
+    with pytest.raises(AudioError, match="not a regular file"):
+        read(tmp_path / "pipe.wav")

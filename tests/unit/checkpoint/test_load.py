@@ -47,3 +47,14 @@ def test_a_file_that_is_no_checkpoint_is_named(tmp_path: Path) -> None:
         load(saved(path, None))
     with pytest.raises(CheckpointError, match="no such file"):
         load(tmp_path / "nothing.ckpt")
+
+
+def test_a_file_trained_in_ways_only_nemo_knows_still_loads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    section = model_section() | {
+        "nemo_version": "2.7.3",
+        "train_ds": {"manifest_filepath": "a.json", "batch_duration": 360},
+    }
+    model = load(saved(tmp_path / "last.ckpt", {"cfg": section}))
+    assert model.cfg.train_ds is None
+    assert "model.train_ds of the file is left out" in caplog.text
+    assert "batch_duration" in caplog.text

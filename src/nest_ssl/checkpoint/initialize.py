@@ -1,0 +1,135 @@
+"""Starting weights from another model, by NeMo's keys: a path, or a mapping with `include` and `exclude`."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from nest_ssl.checkpoint.load import read_checkpoint
+from nest_ssl.config import NestConfig
+from nest_ssl.nemo_file import CheckpointError
+
+log = logging.getLogger(__name__)
+
+KEYS = ("init_from_nemo_model", "init_from_ptl_ckpt", "init_from_pretrained_model")
+
+
+@dataclass
+class Initialized:
+    """What one source gave."""
+
+    source: str
+    loaded: list[str]
+    excluded: list[str]
+    not_in_source: list[str]
+    not_in_model: list[str]
+    other_shape: list[str]
+
+
+def maybe_init_from_pretrained_checkpoint(model: nn.Module, cfg: NestConfig) -> list[Initialized]:
+    """Load what `cfg` asks for, and say what was and was not loaded."""
+    given = [key for key in KEYS if getattr(cfg, key) is not None]
+    if len(given) > 1:
+        raise ValueError(f"{' and '.join(given)} are given; give one of them.")
+    if not given:
+        return []
+    key = given[0]
+    results = [_initialize(model, key, name, options) for name, options in _sources(key, getattr(cfg, key))]
+    for result in results:
+        log.info("%s", describe(result))
+    return results
+
+
+def describe(result: Initialized) -> str:
+    """A small table of what was and was not loaded."""
+    rows = [
+        ("loaded", result.loaded),
+        ("left out by include/exclude", result.excluded),
+        ("missing in the file, kept as they were", result.not_in_source),
+        ("in the file, not in the model", result.not_in_model),
+        ("of another shape, kept as they were", result.other_shape),
+    ]
+    lines = [f"starting weights from {result.source}:"]
+    for what, names in rows:
+        shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+        lines.append(f"  {len(names):5d} {what}{f': {shown}' if names and what != 'loaded' else ''}")
+    return "\n".join(lines)
+
+
+def _sources(key: str, value: Any) -> list[tuple[str, dict[str, Any]]]:
+    """(path or hub name, options) of each source."""
+    if isinstance(value, str):
+        return [(value, {})]
+    out = []
+    for label, options in value.items():
+        name = options.get("path") or options.get("name") if isinstance(options, dict) else None
+        if name is None:
+            raise ValueError(f"{key}.{label}: expected a mapping with 'path' or 'name', 'include', 'exclude'.")
+        out.append((str(name), options))
+    return out
+
+
+def _initialize(model: nn.Module, key: str, name: str, options: dict[str, Any]) -> Initialized:
+    path = _local_path(key, name)
+    weights = read_checkpoint(path).weights
+    include, exclude = _list(options.get("include")), _list(options.get("exclude"))
+    own = model.state_dict()
+    result = Initialized(str(path), [], [], [], [], [])
+    chosen: dict[str, Tensor] = {}
+    for parameter, value in weights.items():
+        wanted = (not include or any(part in parameter for part in include)) and not any(
+            part in parameter for part in exclude
+        )
+        if parameter not in own:
+            result.not_in_model.append(parameter)
+        elif not wanted:
+            result.excluded.append(parameter)
+        elif own[parameter].shape != value.shape:
+            result.other_shape.append(parameter)
+        else:
+            chosen[parameter] = value
+    result.not_in_source = sorted(own.keys() - weights.keys())
+    result.loaded = list(chosen)
+    if not chosen:
+        raise CheckpointError(f"{key}: nothing in {path} fits the model.\n{describe(result)}")
+    model.load_state_dict(chosen, strict=False)
+    return result
+
+
+def _list(value: Any) -> list[str]:
+    return [value] if isinstance(value, str) else list(value or [])
+
+
+def _local_path(key: str, name: str) -> Path:
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path
+    if key != "init_from_pretrained_model":
+        raise CheckpointError(f"{key}: {path}: no such file.")
+    return hub_file(name)
+
+
+def hub_file(name: str) -> Path:
+    """The `.nemo` file of a model of the Hugging Face hub, from its local cache or the network."""
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise CheckpointError(
+            f"{name}: not a file, and huggingface_hub is not installed to look it up. "
+            f"Install nest-ssl[hf], or download the .nemo file and give its path."
+        ) from error
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=["*.nemo"]))
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise CheckpointError(
+            f"{name}: could not be had from the hub ({reason}). Download its .nemo file and give the path."
+        ) from error
+    found = sorted(folder.glob("*.nemo"))
+    if not found:
+        raise CheckpointError(f"{name}: the hub's repository holds no .nemo file.")
+    return found[0]

@@ -1,0 +1,109 @@
+"""What a dataset gives: single utterances with noise, and padded batches of them. B batch, N samples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import get_worker_info
+
+from nest_ssl.audio.mixing import Samples
+from nest_ssl.data.bad_data import BadFile
+
+
+@dataclass
+class AudioNoiseItem:
+    """One utterance and the noise drawn for it."""
+
+    sample_id: str | None = None
+    audio: Tensor | None = None
+    audio_len: Tensor | None = None
+    noise: Tensor | None = None
+    noise_len: Tensor | None = None
+    noisy_audio: Tensor | None = None
+    noisy_audio_len: Tensor | None = None
+
+
+@dataclass
+class AudioNoiseBatch:
+    """A padded batch: clean audio, what was added to it, and the sum."""
+
+    sample_id: list[str] | None = None
+    """Numbers of the utterances in their dataset."""
+    audio: Tensor | None = None
+    """(B, N) float32, zeros past `audio_len`."""
+    audio_len: Tensor | None = None
+    """(B,) int64 samples."""
+    noise: Tensor | None = None
+    """(B, N) float32: what is added to `audio`."""
+    noise_len: Tensor | None = None
+    noisy_audio: Tensor | None = None
+    """(B, N) float32: audio + noise."""
+    noisy_audio_len: Tensor | None = None
+    """Always `audio_len`."""
+    audio_filepaths: list[str] = field(default_factory=list)
+    """The files, for messages."""
+    bad_files: list[BadFile] = field(default_factory=list)
+    """What could not be read while this batch was made."""
+
+    def pin_memory(self) -> AudioNoiseBatch:
+        """Called by the loader when `pin_memory` is on."""
+        return self._with_tensors(lambda tensor: tensor.pin_memory())
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> AudioNoiseBatch:
+        return self._with_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def _with_tensors(self, change: Any) -> AudioNoiseBatch:
+        tensors = {f.name: getattr(self, f.name) for f in fields(self) if isinstance(getattr(self, f.name), Tensor)}
+        return replace(self, **{name: change(tensor) for name, tensor in tensors.items()})
+
+
+def lengths_of(rows: Sequence[Samples]) -> Tensor:
+    return torch.tensor([len(row) for row in rows], dtype=torch.int64)
+
+
+def empty(num_rows: int, num_samples: int) -> Tensor:
+    """(B, N) uninitialised; inside a loader process in shared memory, which saves a copy on the way to the trainer."""
+    if get_worker_info() is None:
+        return torch.empty(num_rows, num_samples)
+    storage = torch.UntypedStorage._new_shared(4 * num_rows * num_samples)
+    return torch.tensor([], dtype=torch.float32).set_(storage, 0, (num_rows, num_samples))  # type: ignore[call-overload,no-any-return]
+
+
+def pad_rows(rows: Sequence[Samples], num_samples: int) -> Tensor:
+    """(B, N): each row cut or filled up with zeros to `num_samples`."""
+    out = empty(len(rows), num_samples)
+    out_BN = out.numpy()
+    for row, samples in zip(out_BN, rows, strict=True):
+        length = min(len(samples), num_samples)
+        row[:length] = samples[:length]
+        row[length:] = 0
+    return out
+
+
+def collate(items: Sequence[AudioNoiseItem]) -> AudioNoiseBatch:
+    """Items padded to the longest audio; noisy = audio + noise."""
+    audio_rows = [_samples(item.audio) for item in items]
+    num_samples = max(map(len, audio_rows))
+    noise_len = [len(_samples(item.noise)) if item.noise_len is None else int(item.noise_len) for item in items]
+    audio, noise = pad_rows(audio_rows, num_samples), pad_rows([_samples(item.noise) for item in items], num_samples)
+    audio_len = lengths_of(audio_rows)
+    return AudioNoiseBatch(
+        sample_id=[str(item.sample_id) for item in items],
+        audio=audio,
+        audio_len=audio_len,
+        noise=noise,
+        noise_len=torch.tensor(noise_len, dtype=torch.int64).clamp(max=num_samples),
+        noisy_audio=torch.add(audio, noise, out=empty(*audio.shape)),
+        noisy_audio_len=audio_len.clone(),
+    )
+
+
+def _samples(tensor: Tensor | None) -> Samples:
+    if tensor is None:
+        raise ValueError("an item without audio or without noise cannot be batched")
+    return np.asarray(tensor.numpy(), np.float32)

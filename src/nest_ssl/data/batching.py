@@ -1,0 +1,117 @@
+"""Making one batch of the plan: read the speech, draw the noise, mix. Bad files are replaced on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from nest_ssl.audio import AudioError
+from nest_ssl.audio.mixing import Samples, pad_audio
+from nest_ssl.data.augmentation import SpeakerNoiseAugmentation
+from nest_ssl.data.bad_data import BadDataError, BadFile
+from nest_ssl.data.batch import AudioNoiseBatch, AudioNoiseItem, empty, lengths_of, pad_rows
+from nest_ssl.data.noise import NoiseSource
+from nest_ssl.data.randomness import utterance_generators
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Place of a batch in the plan."""
+
+    epoch: int
+    step: int
+    rank: int
+
+
+@dataclass
+class BatchMaker:
+    """From utterances to a batch; the same for every kind of dataset."""
+
+    sample_rate: int
+    noise: NoiseSource | None
+    augmentor: SpeakerNoiseAugmentation | None
+    seed: int = 0
+    min_audio_len_secs: float = 1.0
+    pad_audio_mode: str = "repeat"
+
+    def make(
+        self, wanted: Sequence[T], spares: Sequence[T], read: Callable[[T], Samples], place: Place
+    ) -> tuple[AudioNoiseBatch, list[T]]:
+        """The batch, and the utterances in it: `wanted`, with `spares` in place of those that cannot be read."""
+        bad: list[BadFile] = []
+        audio_rows, used = self._read_all(wanted, spares, read, place, bad)
+        generators = utterance_generators(self.seed, place.epoch, place.step, place.rank, len(used))
+
+        def noise_of(i: int) -> Samples:
+            return self._noise(len(audio_rows[i]), generators[i], place, bad)
+
+        audio = pad_rows(audio_rows, max(map(len, audio_rows)))
+        batch = AudioNoiseBatch(audio=audio, audio_len=lengths_of(audio_rows), bad_files=bad)
+        if self.augmentor is not None:
+            return self.augmentor.augment(batch, noise_of, generators=generators), used
+        noise_rows = [noise_of(i) for i in range(len(audio_rows))]
+        batch.noise = pad_rows(noise_rows, audio.shape[1])
+        batch.noise_len = lengths_of(noise_rows)
+        batch.noisy_audio = torch.add(audio, batch.noise, out=empty(*audio.shape))
+        batch.noisy_audio_len = lengths_of(audio_rows)
+        return batch, used
+
+    def item(self, sample_id: str, samples: Samples, rng: np.random.Generator) -> AudioNoiseItem:
+        """One utterance with its noise, for those who batch by themselves."""
+        audio = self._padded(samples)
+        noise = self._noise(len(audio), rng, Place(0, 0, 0), [])
+        (noise_row,) = pad_rows([noise], len(audio))
+        return AudioNoiseItem(
+            sample_id=sample_id,
+            audio=torch.from_numpy(audio),
+            audio_len=torch.tensor(len(audio)),
+            noise=noise_row,
+            noise_len=torch.tensor(len(noise)),
+        )
+
+    def _read_all(
+        self, wanted: Sequence[T], spares: Sequence[T], read: Callable[[T], Samples], place: Place, bad: list[BadFile]
+    ) -> tuple[list[Samples], list[T]]:
+        rows: list[Samples] = []
+        used: list[T] = []
+        rest = iter(spares)
+        for utterance in wanted:
+            found, samples = self._read_or_next(utterance, rest, read, place, bad)
+            rows.append(self._padded(samples))
+            used.append(found)
+        return rows, used
+
+    def _read_or_next(
+        self, utterance: T, spares: Iterator[T], read: Callable[[T], Samples], place: Place, bad: list[BadFile]
+    ) -> tuple[T, Samples]:
+        """`utterance`, or the first of `spares` that can be read."""
+        for number, candidate in enumerate(chain([utterance], spares)):
+            try:
+                return candidate, read(candidate)
+            except AudioError as error:
+                bad.append(replace(_bad("speech", error, place), stand_in=number > 0))
+        named = "\n".join(f"  {file.audio_filepath}: {file.reason}" for file in bad if file.kind == "speech")
+        raise BadDataError(f"none of these neighbours in the plan can be read:\n{named}")
+
+    def _padded(self, samples: Samples) -> Samples:
+        return pad_audio(samples, int(self.min_audio_len_secs * self.sample_rate), self.pad_audio_mode)
+
+    def _noise(self, num_samples: int, rng: np.random.Generator, place: Place, bad: list[BadFile]) -> Samples:
+        if self.noise is None:
+            return np.zeros(num_samples, np.float32)
+        noise = self.noise.sample(num_samples, rng, lambda error: bad.append(_bad("noise", error, place)))
+        if noise is not None:
+            return noise
+        bad.append(BadFile("no-noise", bad[-1].audio_filepath, bad[-1].reason, place.epoch, place.step, place.rank))
+        return np.zeros(num_samples, np.float32)
+
+
+def _bad(kind: str, error: AudioError, place: Place) -> BadFile:
+    return BadFile(kind, error.path, error.reason, place.epoch, place.step, place.rank)

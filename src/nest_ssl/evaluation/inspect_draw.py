@@ -1,0 +1,104 @@
+"""Small drawing tools: PNG images and SVG shapes as text, so that a page holds its pictures and needs no library."""
+
+from __future__ import annotations
+
+import base64
+import struct
+import zlib
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nest_ssl.evaluation.inspect_manifest import round_step
+
+NUM_COLOURS = 64
+"""Levels of a heat map: more cannot be told apart, and make the file larger."""
+MAX_COLUMNS = 900
+_ANCHORS = ("#0b0d1f", "#2a1a5e", "#6a1f7b", "#b0307a", "#e6565a", "#fb9a5d", "#fcd98a", "#fdfbe4")
+"""Dark to light in equal steps of lightness, so that brighter reads as louder, also in grey."""
+
+
+def palette() -> NDArray[np.uint8]:
+    """(NUM_COLOURS, 3) the colours of heat maps."""
+    anchors = np.array([[int(text[i : i + 2], 16) for i in (1, 3, 5)] for text in _ANCHORS])
+    at = np.linspace(0, len(anchors) - 1, NUM_COLOURS)
+    channels = [np.interp(at, np.arange(len(anchors)), anchors[:, c]) for c in range(3)]
+    colours: NDArray[np.uint8] = np.stack(channels, axis=1).round().astype(np.uint8)
+    return colours
+
+
+def heat_map(values_HW: NDArray[np.float32], low: float, high: float) -> str:
+    """A `data:` address of a picture of the values, the first row at the bottom; `low` is dark, `high` is light."""
+    levels = (pool_columns(values_HW)[::-1] - low) / max(high - low, 1e-9) * (NUM_COLOURS - 1)
+    return png_address(np.clip(np.rint(levels), 0, NUM_COLOURS - 1).astype(np.uint8))
+
+
+def pool_columns(values_HW: NDArray[np.float32]) -> NDArray[np.float32]:
+    """At most MAX_COLUMNS columns: means over as many neighbours as that takes."""
+    size = -(-values_HW.shape[1] // MAX_COLUMNS)
+    if size <= 1:
+        return values_HW
+    starts = np.arange(0, values_HW.shape[1], size)
+    widths = np.diff(starts, append=values_HW.shape[1])
+    return (np.add.reduceat(values_HW, starts, axis=1) / widths).astype(np.float32)
+
+
+def png_address(levels_HW: NDArray[np.uint8]) -> str:
+    """The picture as a PNG with our palette, in a `data:` address."""
+    height, width = levels_HW.shape
+    rows = np.concatenate([np.zeros((height, 1), np.uint8), levels_HW], axis=1)  # each row begins with its filter: none
+    png = b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in (
+            (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)),
+            (b"PLTE", palette().tobytes()),
+            (b"IDAT", zlib.compress(rows.tobytes(), 9)),
+            (b"IEND", b""),
+        )
+    )
+    return "data:image/png;base64," + base64.b64encode(png).decode()
+
+
+def envelope(samples_N: NDArray[np.float32], left: float, width: float, middle: float, scale: float) -> str:
+    """A closed SVG path between the lowest and the highest sample of each column; `scale` pixels for 1.0."""
+    num_columns = min(MAX_COLUMNS, len(samples_N))
+    starts = np.arange(num_columns) * len(samples_N) // num_columns
+    high = middle - scale * np.maximum.reduceat(samples_N, starts)
+    low = middle - scale * np.minimum.reduceat(samples_N, starts)
+    low = np.maximum(low, high + 0.6)  # silence stays visible as a thin line
+    x = left + (np.arange(num_columns) + 0.5) * width / num_columns
+    points = [f"{a:.1f} {b:.1f}" for a, b in zip(x, high, strict=True)]
+    points += [f"{a:.1f} {b:.1f}" for a, b in zip(x[::-1], low[::-1], strict=True)]
+    return f"M{'L'.join(points)}Z"
+
+
+def runs(flags: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+    """Start and stop of every stretch of true."""
+    edges = np.flatnonzero(np.diff(flags.astype(np.int8), prepend=0, append=0))
+    yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
+
+
+def ticks(end: float, max_ticks: int = 10) -> list[float]:
+    """Round numbers from 0 up to `end`."""
+    step = round_step(end / max_ticks)
+    return [round(step * i, 9) for i in range(int(end / step + 1e-9) + 1)]
+
+
+def rect(x: float, y: float, width: float, height: float, kind: str, title: str = "") -> str:
+    """`kind` is a class of the page's style; `title` is shown under the mouse."""
+    inner = f"<title>{title}</title>" if title else ""
+    return f'<rect class="{kind}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}">{inner}</rect>'
+
+
+def text(x: float, y: float, content: str, kind: str = "tick", anchor: str = "start") -> str:
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{content}</text>'
+
+
+def line(x1: float, y1: float, x2: float, y2: float, kind: str = "axis") -> str:
+    return f'<line class="{kind}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+
+
+def svg(width: float, height: float, parts: list[str], label: str) -> str:
+    inner = "\n".join(parts)
+    return f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{label}">\n{inner}\n</svg>'

@@ -1,0 +1,99 @@
+"""The folder of a run, as NeMo's exp_manager lays it out, and what can be resumed from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import logging
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from nest_ssl.config import ExperimentConfig, NestConfig
+
+log = logging.getLogger(__name__)
+
+DEFAULT_ROOT = "nest_experiments"
+VERSION_VARIABLE = "NEST_SSL_RUN_VERSION"
+"""Set by the first rank for those it launches, so that all have one folder."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where a run keeps its things."""
+
+    path: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def metrics_csv(self) -> Path:
+        return self.path / "metrics.csv"
+
+    @property
+    def final_nemo(self) -> Path:
+        return self.checkpoints / f"{self.path.name}.nemo"
+
+
+def run_folder(cfg: NestConfig) -> RunFolder:
+    """exp_dir/name/version; without a version folder when resuming, so that the same command finds the run again."""
+    exp = cfg.exp_manager or ExperimentConfig()
+    if exp.explicit_log_dir is not None:
+        return RunFolder(Path(exp.explicit_log_dir).expanduser().absolute())
+    base = Path(exp.exp_dir or DEFAULT_ROOT).expanduser().absolute() / (exp.name or cfg.name)
+    if exp.version is not None:
+        return RunFolder(base / exp.version)
+    if exp.resume_if_exists:
+        return RunFolder(base)
+    version = os.environ.setdefault(VERSION_VARIABLE, datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S"))
+    return RunFolder(base / version)
+
+
+def create(folder: RunFolder, cfg: NestConfig) -> None:
+    """Make the folder and write down what the run is: its configuration and the commit it was started from."""
+    try:
+        folder.checkpoints.mkdir(parents=True, exist_ok=True)
+        (folder.path / "hparams.yaml").write_text(yaml.safe_dump(dataclasses.asdict(cfg), sort_keys=False))
+        (folder.path / "git-commit.txt").write_text(git_commit())
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ValueError(
+            f"{folder.path}: cannot be written: {reason}. Set exp_manager.exp_dir to another folder."
+        ) from error
+
+
+def git_commit() -> str:
+    """The commit of the folder the run was started in, and whether it was changed since; empty outside of git."""
+    try:
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=True)
+        changes = subprocess.run(
+            ["git", "status", "--porcelain"], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return commit.stdout.strip() + (" with changes\n" if changes.stdout.strip() else "\n")
+
+
+def checkpoint_to_resume(folder: RunFolder, exp: ExperimentConfig) -> Path | None:
+    """The newest checkpoint of the run, if it is to be resumed."""
+    if exp.resume_from_checkpoint is not None:
+        path = Path(exp.resume_from_checkpoint).expanduser()
+        if not path.is_file():
+            raise ValueError(f"exp_manager.resume_from_checkpoint: {path}: no such file.")
+        return path
+    if not exp.resume_if_exists:
+        return None
+    found = sorted(folder.checkpoints.glob("*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
+    if found:
+        return found[-1]
+    if not exp.resume_ignore_no_checkpoint:
+        raise ValueError(
+            f"{folder.checkpoints}: there is no checkpoint to resume from. "
+            f"Set exp_manager.resume_ignore_no_checkpoint=true to start from the beginning."
+        )
+    return None

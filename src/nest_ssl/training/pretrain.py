@@ -1,0 +1,72 @@
+"""Pre-training, from a configuration to a `.nemo` file. Read this to see what a run does."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+from lightning.pytorch.callbacks import Callback, EarlyStopping, Timer
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
+
+from nest_ssl.checkpoint.initialize import maybe_init_from_pretrained_checkpoint
+from nest_ssl.config import ExperimentConfig, NestConfig
+from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
+from nest_ssl.training import experiment
+from nest_ssl.training.checkpoints import checkpoint_callbacks
+from nest_ssl.training.experiment import RunFolder
+from nest_ssl.training.metrics_csv import MetricsCsv, forget_after
+from nest_ssl.training.module import PretrainingModule
+from nest_ssl.training.progress import ProgressReport
+from nest_ssl.training.seeding import Stage, seed_everything
+from nest_ssl.training.trainer import build_trainer
+
+log = logging.getLogger(__name__)
+
+
+def pretrain(cfg: NestConfig) -> RunFolder:
+    """Pre-train, or go on with, the run that `cfg` describes; the folder of the run."""
+    exp = cfg.exp_manager or ExperimentConfig()
+    folder = experiment.run_folder(cfg)
+    metrics = MetricsCsv(folder.metrics_csv)
+    callbacks = [*checkpoint_callbacks(exp, folder, cfg.name), *_other_callbacks(exp), ProgressReport(metrics)]
+    trainer = build_trainer(cfg.trainer, callbacks, [metrics, *_other_loggers(exp, folder)])
+    seed_everything(cfg.seed, Stage.WEIGHTS)
+    module = PretrainingModule(EncDecDenoiseMaskedTokenPredModel(cfg.model), cfg, folder.path)
+    checkpoint = experiment.checkpoint_to_resume(folder, exp)
+    if checkpoint is None:
+        maybe_init_from_pretrained_checkpoint(module.model, cfg)
+    if trainer.is_global_zero:
+        experiment.create(folder, cfg)
+        _say_where(checkpoint, folder)
+    trainer.fit(module, ckpt_path=checkpoint, weights_only=True)
+    return folder
+
+
+def _say_where(checkpoint: Path | None, folder: RunFolder) -> None:
+    if checkpoint is None:
+        log.info("run folder: %s", folder.path)
+        return
+    step = int(torch.load(checkpoint, map_location="meta", weights_only=True)["global_step"])
+    forget_after(folder.metrics_csv, step)
+    log.info("run folder: %s; resumed at step %d from %s", folder.path, step, checkpoint.name)
+
+
+def _other_callbacks(exp: ExperimentConfig) -> list[Callback]:
+    callbacks: list[Callback] = []
+    if exp.create_early_stopping_callback:
+        callbacks.append(EarlyStopping(**vars(exp.early_stopping_callback_params)))
+    if exp.max_time_per_run is not None:
+        callbacks.append(Timer(exp.max_time_per_run))
+    return callbacks
+
+
+def _other_loggers(exp: ExperimentConfig, folder: RunFolder) -> list[Logger]:
+    loggers: list[Logger] = []
+    if exp.create_tensorboard_logger:
+        loggers.append(TensorBoardLogger(folder.path, name="", version="", **(exp.summary_writer_kwargs or {})))
+    if exp.create_wandb_logger:
+        from lightning.pytorch.loggers import WandbLogger
+
+        loggers.append(WandbLogger(save_dir=folder.path, **(exp.wandb_logger_kwargs or {})))
+    return loggers

@@ -1,0 +1,87 @@
+"""Lightning's Trainer from the `trainer:` section."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch import strategies
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import Logger
+
+from nest_ssl.config import TrainerConfig
+from nest_ssl.config.targets import resolve_target
+from nest_ssl.training.checkpoints import AtomicCheckpointIO
+
+log = logging.getLogger(__name__)
+
+
+def build_trainer(config: TrainerConfig, callbacks: list[Callback], loggers: list[Logger]) -> pl.Trainer:
+    """The trainer that `config` asks for, with our loggers, checkpoints and progress in place of Lightning's."""
+    _quiet_lightning()
+    arguments = dict(vars(config))
+    on_gpu = uses_gpu(config)
+    arguments |= {
+        "strategy": _strategy(config.strategy),
+        "devices": _devices(config, on_gpu),
+        "gradient_clip_val": config.gradient_clip_val or None,
+        "logger": loggers or False,
+        "callbacks": callbacks,
+        "enable_checkpointing": any(type(callback).__name__ == "ModelCheckpoint" for callback in callbacks),
+        "enable_progress_bar": False,  # ours reads the GPU only when something is logged
+        "enable_model_summary": bool(config.enable_model_summary),
+        "use_distributed_sampler": False,
+        "plugins": [AtomicCheckpointIO()],
+    }
+    if config.use_distributed_sampler:
+        log.warning("trainer.use_distributed_sampler: true is ignored; the batch plan gives every rank its slice.")
+    if config.sync_batchnorm and not on_gpu:
+        if _num_ranks(config) > 1:
+            log.warning("trainer.sync_batchnorm: torch has none on CPU ranks; each rank uses its own batch statistics.")
+        arguments["sync_batchnorm"] = False
+    return pl.Trainer(**arguments)
+
+
+def _quiet_lightning() -> None:
+    """Lightning's hints and torch's notes to Lightning's authors are nothing a user could act on."""
+    for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for message in (".*LeafSpec.*is deprecated", ".*does not have many workers", ".*Found .* module.* in eval mode"):
+        warnings.filterwarnings("ignore", message=message)
+
+
+def uses_gpu(config: TrainerConfig) -> bool:
+    if config.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
+        raise ValueError("trainer.accelerator=gpu: no CUDA GPU was found. Use trainer.accelerator=cpu or auto.")
+    return config.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+
+
+def _devices(config: TrainerConfig, on_gpu: bool) -> Any:
+    devices = config.devices
+    if not on_gpu and devices in (-1, "-1", "auto"):
+        return 1  # a CPU is one device, unless the user says how many ranks to make of it
+    if on_gpu:
+        wanted = len(devices) if isinstance(devices, list) else int(devices) if str(devices).isdigit() else 0
+        if wanted > torch.cuda.device_count():
+            raise ValueError(
+                f"trainer.devices={devices}: this machine has {torch.cuda.device_count()} GPUs. "
+                f"Use trainer.devices=-1 for all of them."
+            )
+    return devices
+
+
+def _num_ranks(config: TrainerConfig) -> int:
+    devices = config.devices
+    per_node = len(devices) if isinstance(devices, list) else int(devices) if str(devices).isdigit() else 1
+    return per_node * config.num_nodes
+
+
+def _strategy(strategy: str | dict[str, Any]) -> Any:
+    if isinstance(strategy, str):
+        return strategy
+    options = dict(strategy)
+    name = resolve_target(options.pop("_target_"), "trainer.strategy._target_")
+    return getattr(strategies, name)(**options)

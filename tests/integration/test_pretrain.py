@@ -1,0 +1,112 @@
+"""Pre-training as a user runs it: one command, killed and resumed, on one and on two ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from nest_ssl import load
+from tests.integration.runs import arguments, losses, make_corpus, run, run_and_kill
+
+TWO_RANKS = ("trainer.devices=2", "trainer.strategy=ddp")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    make_corpus(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that was never disturbed."""
+    exp_dir = tmp_path_factory.mktemp("whole")
+    done = run(arguments(corpus, exp_dir, "run"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    return exp_dir / "run"
+
+
+def test_a_run_leaves_what_exp_manager_leaves(whole: Path) -> None:
+    names = {path.name for path in (whole / "checkpoints").iterdir()}
+    assert {"last.ckpt", "run.nemo"} <= names
+    assert any("val_loss=" in name for name in names)
+    assert (whole / "hparams.yaml").is_file()
+    assert (whole / "git-commit.txt").is_file()
+    assert sorted(losses(whole / "metrics.csv")) == list(range(10))
+    header = (whole / "metrics.csv").read_text().splitlines()[0].split(",")
+    for name in ("step", "time", "accuracy", "mask_rate", "codebook_coverage", "codebook_entropy", "learning_rate"):
+        assert name in header
+    for name in ("audio_s_per_s", "padding_share", "data_wait_share", "val_loss", "train_loss_epoch"):
+        assert name in header
+
+
+def test_checkpoint_and_nemo_file_hold_the_same_model(whole: Path) -> None:
+    nemo, ckpt = load(whole / "checkpoints" / "run.nemo"), load(next((whole / "checkpoints").glob("*periodic.ckpt")))
+    assert nemo.cfg.encoder == ckpt.cfg.encoder
+    assert nemo.state_dict().keys() == ckpt.state_dict().keys()
+    assert torch.equal(nemo.quantizer.codebooks, ckpt.quantizer.codebooks)
+
+
+def test_killed_and_started_again_it_goes_on_to_the_same_losses(corpus: Path, whole: Path, tmp_path: Path) -> None:
+    args = arguments(corpus, tmp_path, "run", "model.train_ds.num_workers=2")
+    run_and_kill(args, tmp_path / "run" / "metrics.csv", at_step=7)
+    done = run(args)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "resumed at step 6" in done.stderr
+    for column in ("train_loss", "val_loss", "learning_rate"):
+        assert losses(tmp_path / "run" / "metrics.csv", column) == losses(whole / "metrics.csv", column)
+
+
+def test_two_ranks_resume_to_the_same_losses_and_one_rank_can_take_over(corpus: Path, tmp_path: Path) -> None:
+    undisturbed = arguments(corpus, tmp_path, "whole", *TWO_RANKS)
+    done = run(undisturbed)
+    assert done.returncode == 0, done.stderr[-3000:]
+    args = arguments(corpus, tmp_path, "cut", *TWO_RANKS)
+    run_and_kill(args, tmp_path / "cut" / "metrics.csv", at_step=4)
+    done = run([*args, "trainer.max_steps=8"])
+    assert done.returncode == 0, done.stderr[-3000:]
+    expected = losses(tmp_path / "whole" / "metrics.csv")
+    resumed = losses(tmp_path / "cut" / "metrics.csv")
+    assert resumed == {step: loss for step, loss in expected.items() if step < 8}
+    done = run(arguments(corpus, tmp_path, "cut"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "resumed on 1 ranks, was 2" in done.stderr
+
+
+def test_the_program_beside_it_is_the_same(corpus: Path, tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    train_py = Path(__file__).parents[2] / "train.py"
+    args = arguments(corpus, tmp_path, "run", "trainer.max_steps=1", "~model.validation_ds")
+    done = subprocess.run([sys.executable, str(train_py), *args], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert losses(tmp_path / "run" / "metrics.csv").keys() == {0}
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["model.train_ds.manifest_filepath=/nowhere.jsonl"], "/nowhere.jsonl: no such manifest"),
+        (["model.train_ds.min_duration=50"], "no utterance is left between min_duration and max_duration"),
+        (["model.train_ds.batch_size=400"], "no batch is left"),
+        (["model.optim.name=adamwww"], "adamwww"),
+        (["exp_manager.exp_dir=/proc/nowhere"], "/proc/nowhere"),
+        (["init_from_nemo_model=/nowhere.nemo"], "/nowhere.nemo: no such file"),
+        (["trainer.accelerator=gpu"], "no CUDA GPU was found"),
+        (["model.encoder.n_layer=1"], "Did you mean 'model.encoder.n_layers'?"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing_behind(
+    corpus: Path, tmp_path: Path, more: list[str], words: str
+) -> None:
+    if "accelerator=gpu" in more[0] and torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    done = run([*arguments(corpus, tmp_path, "run"), *more])
+    assert done.returncode == 1
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not list(tmp_path.rglob("*.ckpt"))
