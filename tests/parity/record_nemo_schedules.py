@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.parity import schedule_cases
 
 
-def record(settings: dict[str, Any]) -> np.ndarray:
+def record(settings: dict[str, Any]) -> Any:
     """(steps, groups) rates, from before the first step on."""
     groups = [{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": lr} for lr in schedule_cases.BASE_LRS]
     optimizer = torch.optim.SGD(groups, lr=1.0)

@@ -8,6 +8,7 @@ import sys
 import typer
 
 from nest_ssl._version import __version__
+from nest_ssl.cli.demo import demo
 from nest_ssl.cli.info import info
 from nest_ssl.cli.inspect import inspect
 from nest_ssl.cli.prepare import prepare
@@ -17,6 +18,7 @@ from nest_ssl.cli.verify import verify
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command()(prepare)
 app.command()(inspect)
+app.command()(demo)
 app.command()(pretrain)
 app.command()(info)
 app.command()(verify)

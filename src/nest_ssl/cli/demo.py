@@ -1,0 +1,72 @@
+"""`nest-ssl demo`: a small data set of synthetic speech and noises, to try everything on."""
+
+from __future__ import annotations
+
+import os
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from nest_ssl.data.demo import DemoConfig, DemoFolder, make_demo
+
+_DEFAULT = DemoConfig()
+
+
+class SynthesizerName(str, Enum):
+    auto = "auto"
+    nanotts = "nanotts"
+    formants = "formants"
+
+
+def demo(
+    data_dir: Annotated[Path, typer.Option(help="The folder to make.")] = Path("demo_data"),
+    num_train: Annotated[int, typer.Option(help="Utterances to train on.")] = _DEFAULT.num_train,
+    num_val: Annotated[int, typer.Option(help="Utterances of other voices to validate on.")] = _DEFAULT.num_val,
+    num_noise: Annotated[int, typer.Option(help="Noises.")] = _DEFAULT.num_noise,
+    duration: Annotated[float, typer.Option(help="Seconds of an utterance; they vary by a quarter.")] = (
+        _DEFAULT.duration
+    ),
+    sample_rate: Annotated[int, typer.Option(help="Samples per second.")] = _DEFAULT.sample_rate,
+    seed: Annotated[int, typer.Option(help="Another seed, other voices, texts and noises.")] = _DEFAULT.seed,
+    synthesizer: Annotated[
+        SynthesizerName, typer.Option(help="py-nanotts or our own formants; auto: py-nanotts where it is installed.")
+    ] = SynthesizerName.auto,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier demo made.")] = False,
+) -> None:
+    """Synthesise speech of many voices, noises and their manifests, offline; the same arguments give the same bytes."""
+    config = DemoConfig(num_train, num_val, num_noise, duration, sample_rate, seed)
+    console = Console(stderr=True)
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task("files", total=None)
+        made = make_demo(
+            data_dir,
+            config,
+            synthesizer=synthesizer.value,
+            overwrite=overwrite,
+            num_threads=os.cpu_count() or 1,
+            report=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    _print_summary(made)
+
+
+def _print_summary(made: DemoFolder) -> None:
+    config = made.config
+    print(f"{made.folder}: {'made' if made.is_new else 'was there already'} (voices: {made.synthesizer})")
+    for part, count in (("train", config.num_train), ("valid", config.num_val)):
+        minutes = made.duration_s[part] / 60
+        print(f"{made.manifest(part)}: {count} utterances of {made.num_voices[part]} voices, {minutes:.1f} min")
+    print(f"{made.manifest('noise')}: {config.num_noise} noises, {made.duration_s['noise'] / 60:.1f} min")
+    overrides = {
+        "model.train_ds.manifest_filepath": made.manifest("train"),
+        "model.train_ds.noise_manifest": made.manifest("noise"),
+        "model.validation_ds.manifest_filepath": made.manifest("valid"),
+        "model.validation_ds.noise_manifest": made.manifest("noise"),
+    }
+    lines = [f"    {key}={value}" for key, value in overrides.items()]
+    if config.sample_rate != 16_000:
+        lines.append(f"    model.sample_rate={config.sample_rate}")
+    print("Next:", "nest-ssl pretrain size=small \\", " \\\n".join(lines), sep="\n")
