@@ -10,6 +10,8 @@ import contextlib
 import dataclasses
 import io
 import os
+import re
+import stat
 import tarfile
 import tempfile
 import zipfile
@@ -29,7 +31,7 @@ from nest_ssl.config.targets import nemo_target
 
 CONFIG_NAME, WEIGHTS_NAME = "model_config.yaml", "model_weights.ckpt"
 
-MAX_CONFIG_BYTES = 4 * 2**20
+MAX_CONFIG_BYTES = 2**20  # NeMo's have 6 to 60 KB; yaml reads 170 KB a second
 MAX_WEIGHTS_BYTES = 64 * 2**30
 MAX_EXPANSION = 200  # a compressed archive that grows more than this is a bomb: float32 weights shrink by a tenth
 MAX_MEMBERS = 10_000
@@ -51,6 +53,7 @@ class NemoFile:
 def read_nemo(path: str | Path, map_location: Any = "cpu") -> NemoFile:
     """Configuration and weights of the `.nemo` file (tar or tar.gz) at `path`."""
     path = Path(path)
+    check_is_file(path)
     with (
         _as_checkpoint_errors(path, "not a readable .nemo file"),
         tarfile.open(path, "r:gz" if _is_gzip(path) else "r:") as archive,
@@ -110,6 +113,37 @@ def nemo_config(cfg: ModelConfig, class_name: str) -> dict[str, Any]:
     return config
 
 
+def check_is_file(path: Path) -> None:
+    """A regular file: reading a pipe would wait for a writer, and a device has no end."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: no such file.") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be opened: {one_line(error)}.") from error
+    if not stat.S_ISREG(mode):
+        raise CheckpointError(f"{path}: is {'a folder' if stat.S_ISDIR(mode) else 'no regular file'}.")
+
+
+def check_weights(weights: object, where: str) -> dict[str, Tensor]:
+    """`weights` as a mapping of names to ordinary tensors, or an error."""
+    if not isinstance(weights, dict) or not weights:
+        raise CheckpointError(f"{where} is not a mapping of names to tensors.")
+    for name, value in weights.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            raise CheckpointError(f"{where} is not a mapping of names to tensors: '{name}'.")
+        if value.layout != torch.strided or value.is_quantized or value.is_complex() or value.is_meta:
+            raise CheckpointError(f"{where} holds '{name}', a tensor that is not dense, real and stored.")
+    return dict(weights)
+
+
+def one_line(error: BaseException, most: int = 300) -> str:
+    """The words of an error without line breaks, or its kind if it has none."""
+    if isinstance(error, EOFError):
+        return "it ends too early"
+    return " ".join(str(error).split())[:most] or type(error).__name__
+
+
 def read_weights(file: IO[bytes], name: str, map_location: Any = "cpu") -> Any:
     """`torch.load` of tensors and plain containers only, after a look at what its zip would unpack to."""
     if zipfile.is_zipfile(file):
@@ -126,18 +160,21 @@ def _checked_members(path: Path, archive: tarfile.TarFile) -> dict[str, tarfile.
     """The regular files of the archive by name, once every name and size has been looked at."""
     members: dict[str, tarfile.TarInfo] = {}
     file_bytes, total = path.stat().st_size, 0
-    for member in archive:
+    for count, member in enumerate(archive, start=1):
+        if count > MAX_MEMBERS:
+            raise CheckpointError(f"{path}: holds more than {MAX_MEMBERS:,} members; refused.")
         name = PurePosixPath(member.name)
         if name.is_absolute() or ".." in name.parts or "\\" in member.name:
             raise CheckpointError(f"{path}: holds '{member.name}', a path outside its folder; refused.")
         if not (member.isreg() or member.isdir()):
             raise CheckpointError(f"{path}: holds '{member.name}', which is neither a file nor a folder; refused.")
         total += member.size
-        if len(members) >= MAX_MEMBERS or total > MAX_WEIGHTS_BYTES or total > MAX_EXPANSION * file_bytes:
+        if total > MAX_WEIGHTS_BYTES or total > MAX_EXPANSION * file_bytes:
             raise CheckpointError(f"{path}: would unpack to {total:,} bytes or more from {file_bytes:,}; refused.")
-        if member.isreg():
-            members[str(name)] = member
-    return members
+        if str(name) in members:
+            raise CheckpointError(f"{path}: holds '{name}' twice; refused.")
+        members[str(name)] = member
+    return {name: member for name, member in members.items() if member.isreg()}
 
 
 def _read_config(path: Path, archive: tarfile.TarFile, member: tarfile.TarInfo) -> dict[str, Any]:
@@ -145,10 +182,13 @@ def _read_config(path: Path, archive: tarfile.TarFile, member: tarfile.TarInfo) 
         raise CheckpointError(f"{path}: its {CONFIG_NAME} has {member.size:,} bytes; refused.")
     file = archive.extractfile(member)
     assert file is not None
+    text = file.read()
+    if re.search(rb"\$\{[^}]*:", text):
+        raise CheckpointError(f"{path}: its {CONFIG_NAME} calls a resolver (${{name:…}}); refused.")
     try:
-        config = yaml.load(file.read(), Loader=_NoAliasLoader)
-    except yaml.YAMLError as error:
-        raise CheckpointError(f"{path}: its {CONFIG_NAME} is not valid yaml: {' '.join(str(error).split())}") from error
+        config = yaml.load(text, Loader=_NoAliasLoader)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date such as 2001-99-99
+        raise CheckpointError(f"{path}: its {CONFIG_NAME} is not valid yaml: {one_line(error)}") from error
     if not isinstance(config, dict):
         raise CheckpointError(f"{path}: its {CONFIG_NAME} holds no mapping of keys.")
     return config
@@ -175,12 +215,8 @@ def _read_weights(
     except CheckpointError:
         raise
     except Exception as error:
-        raise CheckpointError(
-            f"{path}: its {WEIGHTS_NAME} cannot be read as weights: {' '.join(str(error).split())[:300]}"
-        ) from error
-    if not isinstance(weights, dict) or not all(isinstance(value, Tensor) for value in weights.values()):
-        raise CheckpointError(f"{path}: its {WEIGHTS_NAME} is not a mapping of names to tensors.")
-    return dict(weights)
+        raise CheckpointError(f"{path}: its {WEIGHTS_NAME} cannot be read as weights: {one_line(error)}") from error
+    return check_weights(weights, f"{path}: its {WEIGHTS_NAME}")
 
 
 def _is_gzip(path: Path) -> bool:
@@ -195,9 +231,6 @@ def _as_checkpoint_errors(path: Path, what: str) -> Iterator[None]:
         yield
     except CheckpointError:
         raise
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path}: no such file.") from error
-    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
-        empty = path.is_file() and path.stat().st_size == 0
-        reason = "it is empty" if empty else " ".join(str(error).split()) or type(error).__name__
+    except (OSError, EOFError, ValueError, OverflowError, tarfile.TarError, zlib.error) as error:
+        reason = "it is empty" if path.stat().st_size == 0 else one_line(error)
         raise CheckpointError(f"{path}: {what}: {reason}.") from error

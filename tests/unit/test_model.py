@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nest_ssl import EncDecDenoiseMaskedTokenPredModel, EncDecMaskedTokenPredModel
 from nest_ssl.model import gather_places
+from nest_ssl.modules.conformer import _say_once
 from tests.helpers import NO_DROPOUT, model_section, noise_batch, tiny_model
 
 STREAMING: dict[str, Any] = {
@@ -276,6 +277,8 @@ def test_bf16_autocast_does_not_move_a_single_target() -> None:
 
 def test_sync_max_audio_length_true_is_readable_and_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
+    _say_once.cache_clear()
+    tiny_model({"encoder.sync_max_audio_length": True})
     synced, plain = tiny_model({"encoder.sync_max_audio_length": True}), tiny_model()
     assert synced.encoder.sync_max_audio_length
     assert not plain.encoder.sync_max_audio_length

@@ -4,8 +4,10 @@ import gzip
 import io
 import os
 import pickle
+import sys
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -164,8 +166,19 @@ def test_a_foreign_file_gives_one_error_that_names_it(tmp_path: Path, content: b
 def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="nothing.nemo: no such file"):
         load(tmp_path / "nothing.nemo")
-    with pytest.raises(CheckpointError, match="not a readable .nemo file"):
+    with pytest.raises(CheckpointError, match="is a folder"):
         load(tmp_path)
+    with pytest.raises(CheckpointError, match="cannot be opened"):
+        load(tmp_path / ("x" * 5000 + ".nemo"))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no named pipes in folders")
+@pytest.mark.parametrize("suffix", [".nemo", ".ckpt"])
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"pipe{suffix}"
+    os.mkfifo(path)
+    with pytest.raises(CheckpointError, match="is no regular file"):
+        load(path)
 
 
 @pytest.mark.parametrize(
@@ -180,6 +193,17 @@ def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
         ({CONFIG_NAME: b"target: nemo.collections.asr.models.EncDecCTCModel"}, "not a NEST model"),
         ({WEIGHTS_NAME: _torch_saved([1, 2])}, "not a mapping of names to tensors"),
         ({WEIGHTS_NAME: b"garbage"}, "cannot be read as weights"),
+        ({WEIGHTS_NAME: b""}, "it ends too early"),
+        ({WEIGHTS_NAME: _torch_saved({"x": torch.zeros(3).to_sparse()})}, "'x', a tensor that is not dense"),
+        ({WEIGHTS_NAME: _torch_saved({"x": torch.zeros(3, device="meta")})}, "'x', a tensor that is not dense"),
+        ({WEIGHTS_NAME: _torch_saved({"x": torch.zeros(1).expand(10**12)})}, "1 are unexpected"),
+        ({CONFIG_NAME: b""}, "holds no mapping of keys"),
+        ({CONFIG_NAME: b"a: " + b"[" * 5000}, "not valid yaml"),
+        ({CONFIG_NAME: b"a: 2001-99-99"}, "not valid yaml"),
+        ({CONFIG_NAME: b"a: !!python/object/apply:os.system ['true']"}, "not valid yaml"),
+        ({CONFIG_NAME: b"a: ${oc.env:HOME}"}, "calls a resolver"),
+        ({CONFIG_NAME: b"a: ${b}\nb: ${a"}, "its configuration cannot be used"),
+        ({CONFIG_NAME: b"x" * 2**21}, "2,097,152 bytes; refused"),
     ],
 )
 def test_wrong_content_is_named(
@@ -190,6 +214,44 @@ def test_wrong_content_is_named(
         load(archive(tmp_path / "model.nemo", members))
     assert words in str(raised.value)
     assert "model.nemo" in str(raised.value)
+
+
+def test_two_members_of_one_name_are_refused(tmp_path: Path, good: dict[str, bytes]) -> None:
+    path = archive(tmp_path / "model.nemo", {**good, f"./{CONFIG_NAME}": b"encoder: 3"})
+    with pytest.raises(CheckpointError, match=f"holds '{CONFIG_NAME}' twice"):
+        load(path)
+
+
+def test_more_members_than_any_model_has_are_refused(tmp_path: Path, good: dict[str, bytes]) -> None:
+    path = archive(tmp_path / "model.nemo", {**good, **{f"{i}": b"" for i in range(10_000)}})
+    with pytest.raises(CheckpointError, match="more than 10,000 members"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"encoder.d_model": 10**9, "decoder.feat_in": 10**9}, "cannot be used"),
+        ({"encoder.n_layers": 10**9}, "n_layers: 1000000000 is more than 1000"),
+        ({"quantizer.num_classes": 10**12, "decoder.num_classes": 10**12}, "have other shapes"),
+        ({"preprocessor.n_fft": 2**40}, "have other shapes"),
+    ],
+)
+def test_a_file_that_asks_for_endless_memory_is_refused_before_it_gets_it(
+    tmp_path: Path, good: dict[str, bytes], changes: dict[str, int], words: str
+) -> None:
+    config = yaml.safe_load(good[CONFIG_NAME])
+    for key, value in changes.items():
+        section, name = key.split(".")
+        config[section][name] = value
+    path = archive(tmp_path / "model.nemo", {**good, CONFIG_NAME: yaml.safe_dump(config).encode()})
+    with pytest.raises(CheckpointError, match=words):
+        load(path)
+
+
+@pytest.mark.parametrize("location", ["cpu", None, torch.device("cpu"), {"cpu": "cpu"}, lambda storage, _: storage])
+def test_map_location_may_be_all_that_torch_takes(location: Any) -> None:
+    assert load(GOLDEN / "pre_conv.nemo", map_location=location).quantizer.codebooks.device.type == "cpu"
 
 
 def test_an_18_layer_checkpoint_does_not_load_into_17_layers(tmp_path: Path) -> None:

@@ -25,6 +25,9 @@ MIN_SHARE = 0.9
 def audio_info(source: str | Path | bytes, *, name: str | None = None) -> AudioInfo:
     """Rate, length, channels and format, from the header where it tells them."""
     name = _name(source, name)
+    # Opening a FIFO would block for ever. Training does not look: its watch names a file that blocks.
+    if not isinstance(source, bytes) and os.path.exists(source) and not os.path.isfile(source):
+        raise AudioError(name, "not a regular file")
     try:
         with sndfile.open_sound(source) as sound:
             info = sndfile.sound_info(sound)

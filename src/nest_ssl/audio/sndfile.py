@@ -27,8 +27,6 @@ class CannotOpenError(Exception):
 
 def open_sound(source: str | Path | bytes) -> Any:
     """An open soundfile.SoundFile of known length; CannotOpenError otherwise."""
-    if not isinstance(source, bytes) and not os.path.isfile(source):  # opening a FIFO would block for ever
-        raise CannotOpenError("not a regular file")
     try:
         sound = soundfile.SoundFile(io.BytesIO(source) if isinstance(source, bytes) else os.fspath(source))
     except soundfile.LibsndfileError as error:

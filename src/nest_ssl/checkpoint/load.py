@@ -13,10 +13,19 @@ from omegaconf.base import ContainerMetadata, Metadata
 from omegaconf.nodes import AnyNode
 from torch import Tensor
 
-from nest_ssl.config.parse import ConfigError, plain
+from nest_ssl.config.compose import model_config, model_section
+from nest_ssl.config.parse import ConfigError
 from nest_ssl.config.targets import TARGETS
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel, EncDecMaskedTokenPredModel
-from nest_ssl.nemo_file import CheckpointError, NemoFile, read_nemo, read_weights
+from nest_ssl.nemo_file import (
+    CheckpointError,
+    NemoFile,
+    check_is_file,
+    check_weights,
+    one_line,
+    read_nemo,
+    read_weights,
+)
 
 log = logging.getLogger(__name__)
 
@@ -49,11 +58,16 @@ def load(path: str | Path, map_location: Any = "cpu", strict: bool = True) -> En
     content = read_checkpoint(path, map_location)
     kind = model_class(path, content.config)
     try:
-        model = kind(content.config)
-    except (ConfigError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{path}: its configuration cannot be used: {error}") from error
-    fill(model, content.weights, str(path), strict=strict)
-    return model.to(map_location).eval() if not callable(map_location) else model.eval()
+        cfg = model_config(content.config)
+        with torch.device("meta"):  # a configuration can ask for any amount of memory: compare shapes first
+            check_fit(kind(cfg), content.weights, str(path), strict=strict)
+    except CheckpointError:
+        raise
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise CheckpointError(f"{path}: its configuration cannot be used: {one_line(error, 1000)}") from error
+    model = kind(cfg)
+    model.load_state_dict(content.weights, strict=False)
+    return model.to(next(iter(content.weights.values())).device).eval()
 
 
 def read_checkpoint(path: Path, map_location: Any = "cpu") -> NemoFile:
@@ -63,6 +77,12 @@ def read_checkpoint(path: Path, map_location: Any = "cpu") -> NemoFile:
 
 def fill(model: torch.nn.Module, weights: dict[str, Tensor], where: str, *, strict: bool = True) -> None:
     """Copy `weights` into `model`; what does not fit is listed."""
+    check_fit(model, weights, where, strict=strict)
+    model.load_state_dict(weights, strict=False)
+
+
+def check_fit(model: torch.nn.Module, weights: dict[str, Tensor], where: str, *, strict: bool = True) -> None:
+    """Every weight has a place of its shape and every place a weight; what does not fit is listed."""
     own = model.state_dict()
     misshapen = [
         f"{name}: {tuple(weights[name].shape)} in the file, {tuple(own[name].shape)} in the model"
@@ -81,7 +101,6 @@ def fill(model: torch.nn.Module, weights: dict[str, Tensor], where: str, *, stri
         if strict:
             raise CheckpointError(message)
         log.warning(message)
-    model.load_state_dict(weights, strict=False)
 
 
 def _listing(lines: list[str], most: int = 40) -> str:
@@ -102,20 +121,22 @@ def model_class(path: Path, config: dict[str, Any]) -> type[EncDecMaskedTokenPre
 
 def _read_ckpt(path: Path, map_location: Any) -> NemoFile:
     """A Lightning checkpoint of ours or NeMo's: `state_dict`, and the configuration under `hyper_parameters`."""
+    check_is_file(path)
     try:
         with path.open("rb") as file, torch.serialization.safe_globals(_CKPT_GLOBALS):
             content = read_weights(file, str(path), map_location)
     except CheckpointError:
         raise
-    except FileNotFoundError as error:
-        raise CheckpointError(f"{path}: no such file.") from error
     except Exception as error:
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise CheckpointError(f"{path}: not a readable training checkpoint: {reason}") from error
+        raise CheckpointError(f"{path}: not a readable training checkpoint: {one_line(error)}") from error
     if not isinstance(content, dict) or "state_dict" not in content:
         raise CheckpointError(f"{path}: not a training checkpoint: it holds no state_dict.")
     parameters = content.get("hyper_parameters") or {}
     config = parameters.get("cfg", parameters) if isinstance(parameters, (dict, DictConfig)) else None
-    if not config:
+    if not config or not isinstance(config, (dict, DictConfig)):
         raise CheckpointError(f"{path}: holds no configuration of the model under hyper_parameters.")
-    return NemoFile(plain(config), dict(content["state_dict"]))
+    try:
+        section = model_section(config)
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: its configuration cannot be used: {error}") from error
+    return NemoFile(section, check_weights(content["state_dict"], f"{path}: its state_dict"))

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Collection
 from typing import NoReturn
 
 
 def at_least(key: str, value: float, least: float) -> None:
+    finite(key, value)
     if value < least:
         raise ValueError(f"{key}: {value} is less than {least}.")
+
+
+def finite(key: str, value: float) -> None:
+    if not math.isfinite(value):
+        raise ValueError(f"{key}: {value} is not a finite number.")
 
 
 def probability(key: str, value: float, *, below_one: bool = False) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import logging
 from collections.abc import Sequence
 from importlib import resources
@@ -10,8 +12,8 @@ from typing import Any
 
 import hydra
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
 from nest_ssl.config.data import DatasetConfig
 from nest_ssl.config.model import ModelConfig
@@ -82,28 +84,43 @@ def model_config(config: Any) -> ModelConfig:
     """NeMo's `model:` section, as a dict, a DictConfig or a dataclass, as a checked `ModelConfig`."""
     if isinstance(config, ModelConfig):
         return config
-    data = plain(config)
-    if isinstance(data, dict) and _has_interpolation(data):
-        # A section cut out of its file still refers to it as `${model.…}`.
-        data = OmegaConf.to_container(OmegaConf.create({"model": data}), resolve=True)["model"]  # type: ignore[call-overload,index]
-    from_file = isinstance(data, dict) and not SAVED_NOTES.isdisjoint(data)
-    if from_file:
-        if "nest_ssl_version" not in data:
-            data = _undo_post_conv_adjustment(data)
-        data = _without_foreign_training({key: value for key, value in data.items() if key not in SAVED_NOTES})
+    data = model_section(config)
+    if SAVED_NOTES.isdisjoint(data):
+        return parse(ModelConfig, data, where="model", unused=unused_keys())
+    section = _without_foreign_training({key: value for key, value in data.items() if key not in SAVED_NOTES})
     # What NeMo's files carry along is no choice of the user's: not worth a line.
-    level = logging.DEBUG if from_file else logging.INFO
-    return parse(ModelConfig, data, where="model", unused=unused_keys(), report_level=level)
+    cfg = parse(ModelConfig, section, where="model", unused=unused_keys(), report_level=logging.DEBUG)
+    return cfg if "nest_ssl_version" in data else _undo_post_conv_adjustment(cfg)
 
 
-def _undo_post_conv_adjustment(data: dict[str, Any]) -> dict[str, Any]:
+def model_section(config: Any) -> dict[str, Any]:
+    """`config` as a plain mapping, its interpolations resolved: within its own file, or else within itself."""
+    try:
+        if isinstance(config, DictConfig):
+            with contextlib.suppress(InterpolationKeyError):
+                config = OmegaConf.to_container(config, resolve=True)
+        data: Any = OmegaConf.to_container(config) if isinstance(config, DictConfig) else plain(config)
+        if _has_interpolation(data):
+            # A section cut out of its file still refers to it as `${model.…}`.
+            data = plain(OmegaConf.create({"model": data}))["model"]
+    except OmegaConfBaseException as error:
+        raise ConfigError(_one_line(error)) from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"model: expected a mapping of keys, got {data!r}.")
+    return data
+
+
+def _undo_post_conv_adjustment(cfg: ModelConfig) -> ModelConfig:
     """NeMo rewrites a post_conv config as it builds the model, and saves it rewritten: give the user's values back."""
-    if data.get("mask_position") != "post_conv":
-        return data
-    factor, mels = data["encoder"]["subsampling_factor"], data["preprocessor"]["features"]
-    masking = {**data["masking"], "feat_in": mels, "block_size": data["masking"]["block_size"] * factor}
-    quantizer = {**data["quantizer"], "feat_in": mels}
-    return {**data, "masking": masking, "quantizer": quantizer, "loss": {**data["loss"], "combine_time_steps": factor}}
+    if cfg.mask_position != "post_conv":
+        return cfg
+    factor, mels = cfg.encoder.subsampling_factor, cfg.preprocessor.features
+    return dataclasses.replace(
+        cfg,
+        masking=dataclasses.replace(cfg.masking, feat_in=mels, block_size=cfg.masking.block_size * factor),
+        quantizer=dataclasses.replace(cfg.quantizer, feat_in=mels),
+        loss=dataclasses.replace(cfg.loss, combine_time_steps=factor),
+    )
 
 
 def _without_foreign_training(data: dict[str, Any]) -> dict[str, Any]:

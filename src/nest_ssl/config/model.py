@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from nest_ssl.config.checks import at_least, not_supported, one_of, probability
+from nest_ssl.config.checks import at_least, finite, not_supported, one_of, probability
 from nest_ssl.config.data import DatasetConfig
 from nest_ssl.config.optim import OptimConfig
 
 MASK_POSITIONS = ("pre_conv", "post_conv")
+
+MAX_LAYERS = 1000  # the largest NEST has 42; a broken or hostile file could ask for any number
 
 
 @dataclass
@@ -67,10 +69,26 @@ class PreprocessorConfig:
         where = "preprocessor"
         at_least(f"{where}.features", self.features, 1)
         at_least(f"{where}.pad_to", self.pad_to, 0)
+        for name in (
+            "window_size",
+            "window_stride",
+            "preemph",
+            "lowfreq",
+            "highfreq",
+            "dither",
+            "pad_value",
+            "mag_power",
+        ):
+            finite(f"{where}.{name}", getattr(self, name) or 0.0)
+        high_hz = self.highfreq or self.sample_rate / 2
+        if not 0 <= self.lowfreq < high_hz:
+            raise ValueError(f"{where}.lowfreq: {self.lowfreq:g} Hz is not between 0 and the highest, {high_hz:g} Hz.")
         one_of(f"{where}.window", self.window, ("hann", "hamming", "blackman", "bartlett", "none", None))
         one_of(f"{where}.log_zero_guard_type", self.log_zero_guard_type, ("add", "clamp"))
         if isinstance(self.log_zero_guard_value, str):
             one_of(f"{where}.log_zero_guard_value", self.log_zero_guard_value, ("tiny", "eps"))
+        else:
+            finite(f"{where}.log_zero_guard_value", self.log_zero_guard_value)
         if isinstance(self.normalize, dict):
             not_supported(f"{where}.normalize", "fixed mean and std", "use per_feature or all_features")
         one_of(f"{where}.normalize", self.normalize, ("per_feature", "all_features", "NA", "none", None))
@@ -253,6 +271,10 @@ class EncoderConfig:
         chunking = self.subsampling_conv_chunking_factor
         if chunking not in (-1, 1) and chunking % 2:
             raise ValueError(f"{where}.subsampling_conv_chunking_factor: {chunking} is not -1, 1 or a power of two.")
+        if self.subsampling_conv_channels != -1:
+            at_least(f"{where}.subsampling_conv_channels", self.subsampling_conv_channels, 1)
+        if self.n_layers > MAX_LAYERS:
+            raise ValueError(f"{where}.n_layers: {self.n_layers} is more than {MAX_LAYERS}.")
         if self.reduction is not None or self.reduction_factor != 1:
             not_supported(f"{where}.reduction", self.reduction, "use null")
         if self.self_attention_model == "rel_pos_local_attn" or self.global_tokens:
@@ -281,7 +303,7 @@ class EncoderConfig:
             if self.att_context_style == "chunked_limited":
                 if right < 0 and len(pairs) == 1:
                     raise ValueError("encoder.att_context_size: chunked_limited needs a right context of 0 or more.")
-                if left > 0 and left % (right + 1):
+                if left > 0 and right >= 0 and left % (right + 1):
                     raise ValueError(
                         f"encoder.att_context_size: the left context {left} is not a multiple of the chunk {right + 1}."
                     )
@@ -293,9 +315,10 @@ class EncoderConfig:
         num = len(self.attention_contexts)
         if not self.att_context_probs:
             return [1.0 / num] * num
-        if len(self.att_context_probs) != num or abs(sum(self.att_context_probs) - 1) > 1e-6:
+        total = sum(self.att_context_probs)
+        if len(self.att_context_probs) != num or not abs(total - 1) <= 1e-6 or min(self.att_context_probs) < 0:
             raise ValueError(
-                f"encoder.att_context_probs: {self.att_context_probs} are not {num} numbers that sum to 1."
+                f"encoder.att_context_probs: {self.att_context_probs} are not {num} probabilities that sum to 1."
             )
         return self.att_context_probs
 
@@ -323,7 +346,12 @@ class EncoderConfig:
         if norm in ("batch_norm", "layer_norm", "instance_norm"):
             return None
         digits = norm.removeprefix("group_norm")
-        if digits == norm or not digits.isdigit() or int(digits) < 1 or self.d_model % int(digits):
+        if (
+            digits == norm
+            or not (digits.isascii() and digits.isdecimal())
+            or int(digits) < 1
+            or self.d_model % int(digits)
+        ):
             raise ValueError(
                 f"encoder.conv_norm_type: {norm!r} is not batch_norm, layer_norm, instance_norm or group_normN "
                 f"with N a divisor of d_model {self.d_model}."

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import dacite
 from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from nest_ssl.config.targets import resolve_target
 
@@ -31,7 +32,10 @@ class ConfigError(ValueError):
 def plain(config: Any) -> Any:
     """OmegaConf nodes and dataclasses as dicts, lists and scalars, with interpolations resolved."""
     if isinstance(config, (DictConfig, ListConfig)):
-        return OmegaConf.to_container(config, resolve=True)
+        try:
+            return OmegaConf.to_container(config, resolve=True)
+        except OmegaConfBaseException as error:
+            raise ConfigError(" ".join(str(error).split())) from error
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         return dataclasses.asdict(config)
     if isinstance(config, Mapping):

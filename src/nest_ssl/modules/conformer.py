@@ -5,6 +5,7 @@ B batch, T mel frames, S encoder frames, D width.
 
 from __future__ import annotations
 
+import functools
 import logging
 import random
 from typing import Any
@@ -23,6 +24,11 @@ from nest_ssl.modules.subsampling import ConvSubsampling
 log = logging.getLogger(__name__)
 
 
+@functools.cache
+def _say_once(message: str) -> None:
+    log.info(message)
+
+
 class ConformerEncoder(nn.Module):
     """`encoder(audio_signal=(B, mels, T), length=(B,))` gives (B, D, S) and the new lengths.
 
@@ -39,7 +45,7 @@ class ConformerEncoder(nn.Module):
         self.att_context_size = list(cfg.attention_contexts[0])
         self.sync_max_audio_length = cfg.sync_max_audio_length
         if cfg.sync_max_audio_length:
-            log.info("encoder.sync_max_audio_length: true changes nothing here; positions need no agreement of ranks.")
+            _say_once("encoder.sync_max_audio_length: true changes nothing here; positions need no agreement of ranks.")
         self.pre_encode = ConvSubsampling(cfg)
         relative = cfg.self_attention_model == "rel_pos"
         self.pos_enc = PositionalEncoding(

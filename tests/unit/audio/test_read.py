@@ -330,8 +330,7 @@ def test_samples_equal_those_of_nemo_2_7_3(case: str, arguments: dict[str, Any])
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs on this system")
-@pytest.mark.parametrize("read", [audio_info, verify_audio, read_native])
-def test_a_fifo_is_refused_and_does_not_block(tmp_path: Path, read: Any) -> None:
+def test_asking_for_the_header_of_a_fifo_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.wav")
     with pytest.raises(AudioError, match="not a regular file"):
-        read(tmp_path / "pipe.wav")
+        audio_info(tmp_path / "pipe.wav")

@@ -45,6 +45,11 @@ def test_a_file_that_is_no_checkpoint_is_named(tmp_path: Path) -> None:
         load(path)
     with pytest.raises(CheckpointError, match="holds no configuration"):
         load(saved(path, None))
+    with pytest.raises(CheckpointError, match="holds no configuration"):
+        load(saved(path, {"cfg": [1, 2]}))
+    torch.save({"state_dict": [1], "hyper_parameters": model_section()}, path)
+    with pytest.raises(CheckpointError, match="its state_dict is not a mapping"):
+        load(path)
     with pytest.raises(CheckpointError, match="no such file"):
         load(tmp_path / "nothing.ckpt")
 
@@ -58,3 +63,12 @@ def test_a_file_trained_in_ways_only_nemo_knows_still_loads(tmp_path: Path, capl
     assert model.cfg.train_ds is None
     assert "model.train_ds of the file is left out" in caplog.text
     assert "batch_duration" in caplog.text
+
+
+def test_a_section_cut_out_of_its_file_still_resolves(tmp_path: Path) -> None:
+    section = OmegaConf.create(model_section())
+    section.encoder.feat_in = "${model.preprocessor.features}"
+    assert load(saved(tmp_path / "last.ckpt", OmegaConf.create({"cfg": section}))).cfg.encoder.feat_in == 80
+    section.encoder.feat_in = "${model.nowhere}"
+    with pytest.raises(CheckpointError, match=r"configuration cannot be used: .*nowhere"):
+        load(saved(tmp_path / "last.ckpt", {"cfg": section}))
