@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from nest_ssl.checkpoint.load import model_class, read_checkpoint
-from nest_ssl.config import ModelConfig, compose, load_yaml, model_config
+from nest_ssl.config import ModelConfig, compose, embedded_configs, load_yaml, model_config
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel, EncDecMaskedTokenPredModel
 
 CHECKPOINT_SUFFIXES = (".nemo", ".ckpt")
@@ -66,15 +66,21 @@ class Summary:
 def open_source(name: str, overrides: list[str] | None = None) -> Source:
     """A `.nemo` or `.ckpt` file, a yaml file, or the name of an embedded configuration."""
     path = Path(name).expanduser()
-    if path.suffix in CHECKPOINT_SUFFIXES:
+    if is_checkpoint(name):
         content = read_checkpoint(path)
         return Source(name, model_config(content.config), model_class(path, content.config), content.weights)
-    cfg = (
-        load_yaml(path, overrides or [])
-        if path.suffix == ".yaml" and path.is_file()
-        else compose(name, overrides or [])
-    )
+    if path.suffix == ".yaml" and path.is_file():
+        cfg = load_yaml(path, overrides or [])
+    elif name.removesuffix(".yaml") in embedded_configs():
+        cfg = compose(name, overrides or [])
+    else:
+        what = "is a folder" if path.is_dir() else "no .nemo, .ckpt or .yaml file" if path.exists() else "no such file"
+        raise ValueError(f"{name}: {what}. Configurations of the package: {', '.join(embedded_configs())}.")
     return Source(name, cfg.model, EncDecDenoiseMaskedTokenPredModel, None)
+
+
+def is_checkpoint(name: str) -> bool:
+    return Path(name).suffix in CHECKPOINT_SUFFIXES
 
 
 def summarize(source: Source, seconds: float = 16.0) -> Summary:
