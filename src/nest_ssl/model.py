@@ -217,6 +217,7 @@ class EncDecDenoiseMaskedTokenPredModel(EncDecMaskedTokenPredModel):
         *,
         generator: torch.Generator | None = None,
     ) -> MaskedPrediction:
+        """The training objective: codes of `audio` at the masked tokens, predicted from `noisy_audio`."""
         clean = self._features(Signal("audio", audio, audio_len), generator)
         noisy = self._features(Signal("noisy_audio", noisy_audio, noisy_audio_len), generator)
         return self._masked_loss(clean, noisy, generator)
