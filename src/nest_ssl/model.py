@@ -28,6 +28,7 @@ from nest_ssl.modules import (
     RandomBlockMasking,
     RandomProjectionVectorQuantizer,
 )
+from nest_ssl.modules.masking import SHORT_BLOCK
 from nest_ssl.nemo_file import nemo_config, write_nemo
 
 
@@ -95,14 +96,22 @@ class EncDecMaskedTokenPredModel(nn.Module):
     def num_places(self, batch: int, num_tokens: int) -> int:
         """Places for masked tokens: a fixed number, so that no count is read back from the device.
 
-        The masked share plus 12 standard deviations (a block masks its tokens together), and a token for every
-        utterance too short for a block: in 10⁹ steps no token is left out. Small batches get a place for every token.
+        Blocks that do not overlap touch a bounded number of tokens. Blocks that may overlap start by coins: the places
+        are the masked share plus 12 standard deviations (a block masks its tokens together), so in 10⁹ steps no token
+        is left out. An utterance too short for a block has its first frames masked. Small batches get a place for
+        every token.
         """
-        total = batch * num_tokens
-        share = self.mask_processor.expected_share
-        block = math.ceil(self.mask_processor.cfg.block_size / self.loss.cfg.combine_time_steps)
-        spread = math.sqrt(total * 2 * block * share * (1 - share))
-        return min(total, 64 * math.ceil((batch + share * total + 12 * spread) / 64))
+        masking, step, total = self.mask_processor.cfg, self.loss.cfg.combine_time_steps, batch * num_tokens
+        of_short_row = math.ceil(SHORT_BLOCK / step)
+        if not masking.allow_overlap:
+            blocks = math.ceil((num_tokens + 1) * step * masking.mask_prob / masking.block_size)
+            touched = (masking.block_size + step - 2) // step + 1  # tokens under a block, wherever it starts
+            return min(total, batch * max(of_short_row, blocks * touched))
+        least = math.floor(self.loss.cfg.mask_threshold * step) + 1  # masked frames that make a token count
+        reach = max(masking.block_size, masking.block_size + step + 1 - 2 * least)  # starts that make a token count
+        share = 1 - (1 - masking.mask_prob) ** reach
+        spread = math.sqrt(total * 2 * math.ceil(reach / step) * share * (1 - share))
+        return min(total, 64 * math.ceil((batch * of_short_row + share * total + 12 * spread) / 64))
 
     def _forward(
         self, clean: Mels, noisy: Mels, apply_mask: bool, generator: torch.Generator | None
@@ -210,6 +219,7 @@ class EncDecDenoiseMaskedTokenPredModel(EncDecMaskedTokenPredModel):
         *,
         generator: torch.Generator | None = None,
     ) -> MaskedPrediction:
+        """The training objective: codes of `audio` at the masked tokens, predicted from `noisy_audio`."""
         clean = self._features(Signal("audio", audio, audio_len), generator)
         noisy = self._features(Signal("noisy_audio", noisy_audio, noisy_audio_len), generator)
         return self._masked_loss(clean, noisy, generator)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from omegaconf import DictConfig, ListConfig
@@ -13,6 +13,7 @@ from omegaconf.base import ContainerMetadata, Metadata
 from omegaconf.nodes import AnyNode
 from torch import Tensor
 
+from nest_ssl.config import ModelConfig
 from nest_ssl.config.compose import model_config, model_section
 from nest_ssl.config.parse import ConfigError
 from nest_ssl.config.targets import TARGETS
@@ -28,6 +29,8 @@ from nest_ssl.nemo_file import (
 )
 
 log = logging.getLogger(__name__)
+
+ModelType = TypeVar("ModelType", bound=EncDecMaskedTokenPredModel)
 
 MODELS: dict[str, type[EncDecMaskedTokenPredModel]] = {
     model.__name__: model for model in (EncDecMaskedTokenPredModel, EncDecDenoiseMaskedTokenPredModel)
@@ -56,18 +59,28 @@ def load(path: str | Path, map_location: Any = "cpu", strict: bool = True) -> En
     """
     path = Path(path).expanduser()
     content = read_checkpoint(path, map_location)
-    kind = model_class(path, content.config)
-    try:
-        cfg = model_config(content.config)
-        with torch.device("meta"):  # a configuration can ask for any amount of memory: compare shapes first
-            check_fit(kind(cfg), content.weights, str(path), strict=strict)
-    except CheckpointError:
-        raise
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise CheckpointError(f"{path}: its configuration cannot be used: {one_line(error, 1000)}") from error
+    kind, cfg = model_class(path, content.config), checkpoint_config(path, content.config)
+    check_fit(model_without_storage(path, kind, cfg), content.weights, str(path), strict=strict)
     model = kind(cfg)
     model.load_state_dict(content.weights, strict=False)
     return model.to(next(iter(content.weights.values())).device).eval()
+
+
+def checkpoint_config(path: Path, section: Any) -> ModelConfig:
+    """The checked configuration in a file."""
+    try:
+        return model_config(section)
+    except ValueError as error:
+        raise CheckpointError(f"{path}: its configuration cannot be used: {one_line(error, 1000)}") from error
+
+
+def model_without_storage(path: Path, kind: type[ModelType], cfg: ModelConfig) -> ModelType:
+    """The model of a file on `meta`: a configuration can ask for any amount of memory, so shapes come first."""
+    try:
+        with torch.device("meta"):
+            return kind(cfg)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise CheckpointError(f"{path}: its configuration cannot be used: {one_line(error)}") from error
 
 
 def read_checkpoint(path: Path, map_location: Any = "cpu") -> NemoFile:

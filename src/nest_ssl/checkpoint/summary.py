@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nest_ssl.checkpoint.load import model_class, read_checkpoint
-from nest_ssl.config import ModelConfig, compose, load_yaml, model_config
+from nest_ssl.checkpoint.load import checkpoint_config, model_class, model_without_storage, read_checkpoint
+from nest_ssl.config import ModelConfig, compose, embedded_configs, load_yaml
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel, EncDecMaskedTokenPredModel
 
 CHECKPOINT_SUFFIXES = (".nemo", ".ckpt")
@@ -29,8 +29,7 @@ class Source:
 
     def model(self) -> EncDecMaskedTokenPredModel:
         """The model without storage."""
-        with torch.device("meta"):
-            return self.kind(self.cfg)
+        return model_without_storage(Path(self.name), self.kind, self.cfg)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         state = self.weights if self.weights is not None else self.model().state_dict()
@@ -66,15 +65,22 @@ class Summary:
 def open_source(name: str, overrides: list[str] | None = None) -> Source:
     """A `.nemo` or `.ckpt` file, a yaml file, or the name of an embedded configuration."""
     path = Path(name).expanduser()
-    if path.suffix in CHECKPOINT_SUFFIXES:
+    if is_checkpoint(name):
         content = read_checkpoint(path)
-        return Source(name, model_config(content.config), model_class(path, content.config), content.weights)
-    cfg = (
-        load_yaml(path, overrides or [])
-        if path.suffix == ".yaml" and path.is_file()
-        else compose(name, overrides or [])
-    )
+        kind = model_class(path, content.config)
+        return Source(name, checkpoint_config(path, content.config), kind, content.weights)
+    if path.suffix == ".yaml" and path.is_file():
+        cfg = load_yaml(path, overrides or [])
+    elif name.removesuffix(".yaml") in embedded_configs():
+        cfg = compose(name, overrides or [])
+    else:
+        what = "is a folder" if path.is_dir() else "no .nemo, .ckpt or .yaml file" if path.exists() else "no such file"
+        raise ValueError(f"{name}: {what}. Configurations of the package: {', '.join(embedded_configs())}.")
     return Source(name, cfg.model, EncDecDenoiseMaskedTokenPredModel, None)
+
+
+def is_checkpoint(name: str) -> bool:
+    return Path(name).suffix in CHECKPOINT_SUFFIXES
 
 
 def summarize(source: Source, seconds: float = 16.0) -> Summary:

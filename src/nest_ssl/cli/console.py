@@ -15,7 +15,8 @@ PIPE_WIDTH = 200  # a pipe has no width of its own, and rich would cut columns a
 
 
 def make_console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+    # What is printed are names and values: '[/data]' is a path, not a style, and ':x:' no picture.
+    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, markup=False, emoji=False)
 
 
 @contextlib.contextmanager
@@ -36,5 +37,5 @@ def make_table(left: list[str], right: list[str]) -> Table:
     for name in left:
         table.add_column(name, overflow="fold")
     for name in right:
-        table.add_column(name, justify="right", overflow="fold")
+        table.add_column(name, justify="right", no_wrap=True)  # a number broken in two is misread
     return table

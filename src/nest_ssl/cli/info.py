@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -21,12 +22,14 @@ def info(
     ),
 ) -> None:
     """Modules, shapes, parameters and memory of a model; for two, every difference in config and parameters."""
-    from nest_ssl.checkpoint.summary import open_source, summarize
+    from nest_ssl.checkpoint.summary import is_checkpoint, open_source, summarize
 
-    names = [text for text in sources if "=" not in text]
-    overrides = [text for text in sources if "=" in text]
+    overrides = [text for text in sources if "=" in text and not is_checkpoint(text) and not Path(text).exists()]
+    names = [text for text in sources if text not in overrides]
     if not 1 <= len(names) <= 2:
         raise typer.BadParameter(f"expected one or two models, got {len(names)}.")
+    if overrides and all(map(is_checkpoint, names)):
+        raise typer.BadParameter(f"{overrides[0]}: overrides change configurations; a checkpoint has its own.")
     console = make_console()
     opened = [open_source(name, overrides) for name in names]
     if len(opened) == 1:

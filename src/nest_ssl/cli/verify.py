@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import typer
+from rich.text import Text
 
 from nest_ssl.cli.console import make_console, make_table
 
@@ -30,7 +31,7 @@ def verify(
         console.print(f"{result.file}, {against}", style="bold")
         table = make_table(["stage", "what"], ["largest difference", "allowed", ""])
         for check in result.checks:
-            verdict = "[green]ok[/green]" if check.passed else "[red]DIFFERS[/red]"
+            verdict = Text("ok", "green") if check.passed else Text("DIFFERS", "red")
             table.add_row(check.stage, check.what, f"{check.difference:.2g}", f"{check.allowed:g}", verdict)
         console.print(table)
         if not result.against:

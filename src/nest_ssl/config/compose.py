@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+import yaml
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
@@ -107,7 +108,7 @@ def model_section(config: Any) -> dict[str, Any]:
         raise ConfigError(_one_line(error)) from error
     if not isinstance(data, dict):
         raise ConfigError(f"model: expected a mapping of keys, got {data!r}.")
-    return data
+    return {str(key): value for key, value in data.items()}
 
 
 def _undo_post_conv_adjustment(cfg: ModelConfig) -> ModelConfig:
@@ -148,7 +149,13 @@ def _has_interpolation(value: Any) -> bool:
 
 def _default_groups(path: Path) -> set[str]:
     """Config groups in the defaults list of a yaml."""
-    entries = OmegaConf.to_container(OmegaConf.load(path)).get("defaults", [])  # type: ignore[union-attr]
+    try:
+        content = OmegaConf.to_container(OmegaConf.load(path))
+    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
+        raise ConfigError(f"{path}: not a readable yaml: {_one_line(error)}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: expected a mapping of keys, got a {type(content).__name__}.")
+    entries = content.get("defaults") or []
     return {str(group) for entry in entries if isinstance(entry, dict) for group in entry}
 
 

@@ -193,7 +193,7 @@ class EncoderConfig:
     subsampling_factor: int = 4
     """2, 4, 8, or any other power of two."""
     subsampling_conv_chunking_factor: int = 1
-    """NeMo splits its convolution by this to save memory; the result does not depend on it; nothing is split here."""
+    """NeMo splits its convolution by this to save memory. Nothing is split here: the result does not depend on it."""
     subsampling_conv_channels: int = -1
     """Channels of the subsampling; -1: d_model."""
     reduction: str | None = None

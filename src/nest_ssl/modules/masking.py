@@ -15,7 +15,7 @@ from nest_ssl.config import MaskingConfig
 from nest_ssl.modules.checks import check_features, checked_lengths
 from nest_ssl.modules.lengths import valid_frames
 
-_SHORT_BLOCK = 8  # frames masked in an utterance that is too short for a block
+SHORT_BLOCK = 8  # frames masked in an utterance that is too short for a block
 
 
 class RandomBlockMasking(nn.Module):
@@ -52,14 +52,8 @@ class RandomBlockMasking(nn.Module):
         draw = overlapping_blocks if cfg.allow_overlap else separate_blocks
         mask_BT = draw(length_B1, num_frames, cfg.mask_prob, cfg.block_size, generator)
         too_short_B1 = cfg.block_size >= length_B1 * cfg.max_mask_ratio
-        first_BT = torch.arange(num_frames, device=lengths_B.device).expand_as(mask_BT) < _SHORT_BLOCK
+        first_BT = torch.arange(num_frames, device=lengths_B.device).expand_as(mask_BT) < SHORT_BLOCK
         return torch.where(too_short_B1, first_BT, mask_BT) & valid_frames(lengths_B, num_frames)
-
-    @property
-    def expected_share(self) -> float:
-        """Share of frames that are masked in a long utterance."""
-        cfg = self.cfg
-        return 1 - (1 - cfg.mask_prob) ** cfg.block_size if cfg.allow_overlap else cfg.mask_prob
 
 
 def overlapping_blocks(

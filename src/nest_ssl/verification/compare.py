@@ -6,6 +6,7 @@ import importlib.util
 import subprocess
 import sys
 import tempfile
+import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,11 +62,8 @@ def verify(path: Path, recorded: Path | None = None, nemo_python: str | None = N
     model = load(path)
     recorded = recorded or _beside(path)
     if recorded is not None:
-        batch = _recorded_batch(recorded)
-        with np.load(recorded) as arrays:
-            return Verification(
-                str(path), f"numbers recorded from NeMo in {recorded.name}", compare(model, batch, dict(arrays))
-            )
+        numbers, batch = _arrays(recorded), _recorded_batch(recorded)
+        return Verification(str(path), f"numbers recorded from NeMo in {recorded.name}", compare(model, batch, numbers))
     nemo_python = nemo_python or (sys.executable if importlib.util.find_spec("nemo") else None)
     if nemo_python is not None:
         batch = audio_batch(model.cfg.sample_rate)
@@ -80,6 +78,10 @@ def compare(
 ) -> list[Check]:
     """One check per stage, of the largest difference in it."""
     ours = stage_numbers(model, batch, isinstance(model, EncDecDenoiseMaskedTokenPredModel))
+    absent = sorted(key for key in ours if not key.startswith(("grad/", "mel_")) and key not in nemo)
+    absent += sorted(key for key in nemo if key.startswith("layer_") and key not in ours)
+    if absent:
+        raise ValueError(f"the numbers are of another model: only one side has {', '.join(absent[:5])}.")
     checks = [
         Check("preprocessor", f"log-mel, {name}", _largest(ours[key], nemo[key]), MEL_TOLERANCE)
         for name, key in (("clean", "mel_clean"), ("noisy", "mel_noisy"))
@@ -125,11 +127,14 @@ def ask_nemo(path: Path, nemo_python: str) -> Numbers:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "nemo.npz"
         command = [nemo_python, str(Path(stages.__file__)), str(path.absolute()), str(out)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise RuntimeError(f"NeMo could not run {path}: {done.stderr.strip().splitlines()[-1:]}")
-        with np.load(out) as arrays:
-            return dict(arrays)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise ValueError(f"{nemo_python}: not an interpreter that can be run: {error.strerror}.") from error
+        if done.returncode != 0 or not out.is_file():
+            said = (done.stderr.strip() or "it said nothing").splitlines()[-1]
+            raise RuntimeError(f"{path}: NeMo could not run it (exit code {done.returncode}): {said}")
+        return _arrays(out)
 
 
 def _beside(path: Path) -> Path | None:
@@ -140,10 +145,24 @@ def _beside(path: Path) -> Path | None:
 def _recorded_batch(recorded: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     path = recorded.parent / "batch.npz"
     if not path.is_file():
-        raise ValueError(f"{path}: not there; the recorded numbers need the audio they were computed from.")
-    with np.load(path) as arrays:
-        clean, noisy, lengths = (torch.from_numpy(arrays[key]) for key in ("audio", "noisy", "audio_len"))
+        raise ValueError(f"{path}: no such file; the recorded numbers need the audio they were computed from.")
+    arrays = _arrays(path)
+    absent = {"audio", "noisy", "audio_len"} - arrays.keys()
+    if absent:
+        raise ValueError(f"{path}: holds no {', '.join(sorted(absent))}.")
+    clean, noisy, lengths = (torch.from_numpy(arrays[key]) for key in ("audio", "noisy", "audio_len"))
     return clean, noisy, lengths
+
+
+def _arrays(path: Path) -> Numbers:
+    """The arrays of an `.npz` file."""
+    try:
+        with np.load(path) as arrays:
+            return dict(arrays)
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such file.") from None
+    except (OSError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path}: not an .npz file of numbers.") from error
 
 
 def _largest(ours: NDArray[Any], nemo: NDArray[Any]) -> float:
@@ -167,6 +186,8 @@ def _gradients(ours: Numbers, nemo: Numbers) -> float:
     """The largest difference of a gradient, relative to its norm or a thousandth of the largest norm."""
     names = {key for key in nemo if key.startswith("grad/")}
     if names != {key for key in ours if key.startswith("grad/")}:
+        return float("inf")
+    if any(ours[name].shape != nemo[name].shape for name in names):
         return float("inf")
     norms = {name: float(np.linalg.norm(nemo[name])) for name in names}
     least = 1e-3 * max(norms.values(), default=0.0) + 1e-30

@@ -1,14 +1,21 @@
 from __future__ import annotations
 
+import io
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from rich.console import Console
 
 from nest_ssl import load
 from nest_ssl.checkpoint.summary import open_source, parameter_differences, summarize
+from nest_ssl.cli.console import make_table
+from nest_ssl.verification import verify
+from nest_ssl.verification.compare import ask_nemo, compare
 
 GOLDEN = Path(__file__).parents[2] / "parity" / "golden"
 
@@ -69,7 +76,12 @@ def test_the_same_file_has_no_difference_and_a_changed_weight_has_one(tmp_path: 
         (["info", "nothing"], "Configurations of the package: nest_fast-conformer"),
         (["info", "nest_fast-conformer", "model.encoder.n_layer=2"], "Did you mean 'model.encoder.n_layers'?"),
         (["info", "a", "b", "c"], "expected one or two models"),
+        (["info", str(GOLDEN)], "golden: is a folder"),
+        (["info", str(GOLDEN / "batch.npz")], "no .nemo, .ckpt or .yaml file"),
+        (["info", str(GOLDEN / "pre_conv.nemo"), "size=small"], "a checkpoint has its own"),
         (["verify", "nothing.nemo"], "nothing.nemo: no such file"),
+        (["verify", str(GOLDEN / "pre_conv.nemo"), "--recorded", "nothing.npz"], "nothing.npz: no such file"),
+        (["verify", str(GOLDEN / "pre_conv.nemo"), "--recorded", str(GOLDEN / "pre_conv.nemo")], "not an .npz file"),
     ],
 )
 def test_what_a_user_can_mend_is_a_line_and_not_a_traceback(arguments: list[str], words: str) -> None:
@@ -77,6 +89,50 @@ def test_what_a_user_can_mend_is_a_line_and_not_a_traceback(arguments: list[str]
     assert done.returncode != 0
     assert words in " ".join(done.stderr.replace("│", " ").split())
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [(b"model: [1, 2", "not a readable yaml"), (b"[1, 2]", "expected a mapping"), (b"\xff\xfe", "not a readable yaml")],
+)
+def test_a_yaml_that_cannot_be_read_is_named(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"broken\.yaml: {words}"):
+        open_source(str(path))
+
+
+def test_names_are_printed_as_they_are_even_with_brackets_and_equal_signs(tmp_path: Path) -> None:
+    name = "[red]lr=1:x:.nemo"
+    shutil.copy(GOLDEN / "pre_conv.nemo", tmp_path / name)
+    done = run("info", tmp_path / name)
+    assert done.returncode == 0, done.stderr
+    assert f"{name}: EncDecDenoiseMaskedTokenPredModel" in done.stdout
+
+
+def test_numbers_are_never_broken_in_two_on_a_narrow_terminal() -> None:
+    table = make_table(["module", "class"], ["parameters"])
+    table.add_row("encoder.layers.0…16", "AudioToMelSpectrogramPreprocessor", "107,311,616")
+    console = Console(width=40, file=io.StringIO())
+    console.print(table)
+    assert isinstance(console.file, io.StringIO)
+    assert "107,311,616" in console.file.getvalue()
+
+
+def test_numbers_of_another_model_are_told_apart_from_wrong_ones() -> None:
+    four = verify(GOLDEN / "four_books.nemo", GOLDEN / "pre_conv.npz")
+    assert not four.passed
+    nemo = dict(np.load(GOLDEN / "pre_conv.npz")) | {"layer_2": np.zeros(1)}
+    batch = tuple(torch.from_numpy(np.load(GOLDEN / "batch.npz")[key]) for key in ("audio", "noisy", "audio_len"))
+    with pytest.raises(ValueError, match="of another model: only one side has layer_2"):
+        compare(load(GOLDEN / "pre_conv.nemo"), (batch[0], batch[1], batch[2]), nemo)
+
+
+def test_an_interpreter_that_cannot_answer_is_named() -> None:
+    with pytest.raises(ValueError, match="/nonexistent: not an interpreter"):
+        ask_nemo(GOLDEN / "pre_conv.nemo", "/nonexistent")
+    with pytest.raises(RuntimeError, match=r"pre_conv\.nemo: NeMo could not run it \(exit code 1\)"):
+        ask_nemo(GOLDEN / "pre_conv.nemo", sys.executable)
 
 
 def test_verify_compares_with_recorded_numbers_and_writes_the_page(tmp_path: Path) -> None:
