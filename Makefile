@@ -25,7 +25,7 @@ test: lint
 	$(BIN)/python -m pytest
 
 pretrain: setup
-	@echo "make pretrain: training is not part of this version yet (see CHANGELOG.md); the model is: $(BIN)/nest-ssl info nest_fast-conformer" >&2
+	@echo "make pretrain: the embedded default is not part of this version yet (see CHANGELOG.md). To train on data of yours: $(BIN)/nest-ssl pretrain --help" >&2
 	@exit 1
 
 clean:
