@@ -92,7 +92,7 @@ def test_the_program_beside_it_is_the_same(corpus: Path, tmp_path: Path) -> None
     [
         (["model.train_ds.manifest_filepath=/nowhere.jsonl"], "/nowhere.jsonl: no such manifest"),
         (["model.train_ds.min_duration=50"], "no utterance is left between min_duration and max_duration"),
-        (["model.train_ds.batch_size=400"], "no batch is left"),
+        (["model.train_ds.batch_size=400"], "24 utterances do not fill one batch"),
         (["model.optim.name=adamwww"], "adamwww"),
         (["exp_manager.exp_dir=/proc/nowhere"], "/proc/nowhere"),
         (["init_from_nemo_model=/nowhere.nemo"], "/nowhere.nemo: no such file"),

@@ -122,7 +122,7 @@ class PretrainingModule(pl.LightningModule):
                 f"'nest-ssl prepare FOLDER --output FILE' writes one."
             )
         name = f"bad_files_{section}_rank{self.global_rank}.jsonl"
-        loader = build_loader(
+        return build_loader(
             config,
             rank=self.global_rank,
             world_size=self.world_size,
@@ -130,12 +130,6 @@ class PretrainingModule(pl.LightningModule):
             bad_files_path=None if self.run_dir is None else self.run_dir / name,
             same_every_epoch=same_every_epoch,
         )
-        if loader.batches.utterances_per_epoch() == 0:
-            raise ValueError(
-                f"model.{section}: no batch is left. Its manifest is empty, or min_duration and max_duration leave out "
-                f"every utterance, or drop_last does with fewer utterances than batch_size x ranks."
-            )
-        return loader
 
     # ---- steps ----
 
