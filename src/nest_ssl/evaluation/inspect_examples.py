@@ -5,6 +5,7 @@ B batch, N samples, M mel bands, T frames.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -13,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nest_ssl.audio import AudioError
 from nest_ssl.config import DatasetConfig, ModelConfig
 from nest_ssl.data import AudioNoiseBatch, BadFile, build_loader
 from nest_ssl.model import effective_sections
@@ -85,7 +87,7 @@ def example_batches(config: ModelConfig, dataset: DatasetConfig, *, num_batches:
 
 def _first_batches(dataset: DatasetConfig, num_batches: int, seed: int) -> list[AudioNoiseBatch]:
     try:
-        batches = list(islice(build_loader(dataset, seed=seed), num_batches))
+        batches = list(islice(build_loader(dataset, seed=seed, on_read=_refuse_what_would_block), num_batches))
     except ValueError:  # what is not about drop_last is raised again without it
         if not dataset.drop_last:
             raise
@@ -93,6 +95,12 @@ def _first_batches(dataset: DatasetConfig, num_batches: int, seed: int) -> list[
     if batches or not num_batches or not dataset.drop_last:
         return batches
     return _first_batches(replace(dataset, drop_last=False), num_batches, seed)
+
+
+def _refuse_what_would_block(path: str) -> None:
+    """A FIFO would keep the reader for ever; here it is one more bad file."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise AudioError(path, "not a regular file")
 
 
 class _Features:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -93,3 +94,15 @@ def test_a_single_utterance_is_drawn_though_training_would_drop_it(speech: Speec
     assert len(batch.utterances) == 1
     assert batch.num_samples == pytest.approx(speech.durations_s[1] * RATE, abs=1)
     assert batch.padding_share == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs on this system")
+def test_a_fifo_is_a_bad_file_and_does_not_block(speech: Speech) -> None:
+    config = speech.config()
+    assert config.train_ds is not None
+    first = build_loader(replace(config.train_ds, pin_memory=False), seed=0)
+    path = next(iter(first)).audio_filepaths[0]
+    os.remove(path)
+    os.mkfifo(path)
+    bad = [file for example in examples(config) for file in example.bad_files]
+    assert {(file.audio_filepath, file.reason) for file in bad} == {(path, "not a regular file")}
