@@ -2,9 +2,9 @@
 
 from nest_ssl.config.compose import compose, embedded_configs, load_yaml, model_config
 from nest_ssl.config.data import AugmentorConfig, DatasetConfig
+from nest_ssl.config.encoder import EncoderConfig
 from nest_ssl.config.model import (
     DecoderConfig,
-    EncoderConfig,
     LossConfig,
     MaskingConfig,
     ModelConfig,

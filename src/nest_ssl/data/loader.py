@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from nest_ssl.data.batch import AudioNoiseBatch
 from nest_ssl.data.plan import BatchSpec, Plan
 
 
-class BatchSampler(Sampler[Any]):
+class BatchSampler(Sampler[Any], ABC):
     """Hands out what each batch is made of; knows the epoch and where to start in it."""
 
     epoch = 0
@@ -31,11 +32,11 @@ class BatchSampler(Sampler[Any]):
         start, self.start = self.start, 0
         return start
 
-    def plan_hash(self) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def plan_hash(self) -> str: ...
 
-    def utterances_per_epoch(self) -> int | None:
-        raise NotImplementedError
+    @abstractmethod
+    def utterances_per_epoch(self) -> int | None: ...
 
 
 class PlanSampler(BatchSampler):
