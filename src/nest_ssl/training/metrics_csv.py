@@ -18,6 +18,7 @@ class MetricsCsv(Logger):
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.path = path
+        self._columns: list[str] | None = None
         self.latest: dict[str, float] = {}
         """The values logged last, for whoever shows them."""
 
@@ -37,12 +38,14 @@ class MetricsCsv(Logger):
         self.latest |= metrics
         row = {"step": step, "time": round(time.time(), 3), **metrics}
         row.pop("epoch", None)
-        columns = read_columns(self.path)
-        if not set(row) <= set(columns):
-            columns = columns + [name for name in row if name not in columns]
-            rewrite(self.path, columns, read_rows(self.path))
+        if self._columns is None:  # of an earlier part of the run, if there was one
+            self._columns = read_columns(self.path)
+        new = [name for name in row if name not in self._columns]
+        if new:
+            self._columns = self._columns + new
+            rewrite(self.path, self._columns, read_rows(self.path))
         with self.path.open("a", newline="") as file:
-            csv.DictWriter(file, columns).writerow(row)
+            csv.DictWriter(file, self._columns).writerow(row)
             file.flush()
 
 
