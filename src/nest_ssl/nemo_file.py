@@ -9,11 +9,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-import os
 import re
 import stat
 import tarfile
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -28,6 +26,7 @@ from torch import Tensor
 from nest_ssl._version import __version__
 from nest_ssl.config import ModelConfig
 from nest_ssl.config.targets import nemo_target
+from nest_ssl.files import replacing
 
 CONFIG_NAME, WEIGHTS_NAME = "model_config.yaml", "model_weights.ckpt"
 
@@ -68,27 +67,17 @@ def read_nemo(path: str | Path, map_location: Any = "cpu") -> NemoFile:
 
 
 def write_nemo(path: str | Path, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
-    """Write a `.nemo` file: a temporary file beside `path`, synced, then renamed, so it appears whole or not at all."""
+    """Write a `.nemo` file, whole or not at all."""
     path = Path(path)
     buffer = io.BytesIO()
     torch.save({name: tensor.detach().cpu() for name, tensor in weights.items()}, buffer)
     text = yaml.safe_dump(dict(config), sort_keys=False).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            with tarfile.open(fileobj=file, mode="w") as archive:
-                for name, data in ((CONFIG_NAME, text), (WEIGHTS_NAME, buffer.getbuffer())):
-                    info = tarfile.TarInfo(f"./{name}")
-                    info.size, info.mode = len(data), 0o644
-                    archive.addfile(info, io.BytesIO(data))
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with replacing(path) as file, tarfile.open(fileobj=file, mode="w") as archive:
+        for name, data in ((CONFIG_NAME, text), (WEIGHTS_NAME, buffer.getbuffer())):
+            info = tarfile.TarInfo(f"./{name}")
+            info.size, info.mode = len(data), 0o644
+            archive.addfile(info, io.BytesIO(data))
 
 
 def nemo_config(cfg: ModelConfig, class_name: str) -> dict[str, Any]:

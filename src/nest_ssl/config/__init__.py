@@ -13,13 +13,15 @@ from nest_ssl.config.model import (
 )
 from nest_ssl.config.optim import OptimConfig, ScheduleConfig
 from nest_ssl.config.parse import ConfigError, parse, read_yaml
-from nest_ssl.config.training import ExperimentConfig, NestConfig, TrainerConfig
+from nest_ssl.config.training import CheckpointConfig, EmaConfig, ExperimentConfig, NestConfig, TrainerConfig
 
 __all__ = [
     "AugmentorConfig",
+    "CheckpointConfig",
     "ConfigError",
     "DatasetConfig",
     "DecoderConfig",
+    "EmaConfig",
     "EncoderConfig",
     "ExperimentConfig",
     "LossConfig",

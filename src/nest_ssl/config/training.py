@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from nest_ssl.config.checks import at_least
+from nest_ssl.config.checks import at_least, probability
 from nest_ssl.config.model import ModelConfig
 from nest_ssl.config.targets import resolve_target
 
@@ -86,14 +87,27 @@ class CheckpointConfig:
     dirpath: str | None = None
     prefix: str | None = None
     postfix: str = ".nemo"
+    """What the name of the `.nemo` file ends with, after `prefix` or the run's name."""
     verbose: bool = False
     save_weights_only: bool = False
     save_best_model: bool = False
+    """At the end, make the `.nemo` file of the best checkpoint, not of the last weights."""
     always_save_nemo: bool = False
     """Write a `.nemo` with every checkpoint."""
     save_nemo_on_train_end: bool = True
     save_on_train_epoch_end: bool = False
     train_time_interval: str | None = None
+    """Also save every DD:HH:MM:SS."""
+
+    def __post_init__(self) -> None:
+        where = "exp_manager.checkpoint_callback_params"
+        if not self.postfix.endswith(".nemo"):
+            raise ValueError(f"{where}.postfix: {self.postfix!r} does not end with '.nemo'.")
+        interval = self.train_time_interval
+        if interval is not None and not re.fullmatch(r"\d+:\d+:\d+:\d+", interval):
+            raise ValueError(f"{where}.train_time_interval: {interval!r} is not of the form DD:HH:MM:SS.")
+        if interval is not None and self.every_n_train_steps is not None:
+            raise ValueError(f"{where}: give train_time_interval or every_n_train_steps, not both.")
 
 
 @dataclass
@@ -118,8 +132,15 @@ class EmaConfig:
 
     enable: bool = False
     decay: float = 0.999
+    """Share of the average that stays at each update."""
     validate_original_weights: bool = False
+    """Validate the weights of training, not the average."""
     every_n_steps: int = 1
+    """Steps between updates."""
+
+    def __post_init__(self) -> None:
+        probability("exp_manager.ema.decay", self.decay)
+        at_least("exp_manager.ema.every_n_steps", self.every_n_steps, 1)
 
 
 @dataclass
@@ -133,9 +154,9 @@ class ExperimentConfig:
     name: str | None = None
     version: str | None = None
     use_datetime_version: bool = True
+    """Name the version folder by date and time; false: version_0, version_1, …"""
     resume_if_exists: bool = False
     resume_ignore_no_checkpoint: bool = False
-    resume_past_end: bool = False
     resume_from_checkpoint: str | None = None
     create_tensorboard_logger: bool = True
     summary_writer_kwargs: dict[str, Any] | None = None
@@ -146,13 +167,16 @@ class ExperimentConfig:
     create_early_stopping_callback: bool = False
     early_stopping_callback_params: EarlyStoppingConfig = field(default_factory=EarlyStoppingConfig)
     create_preemption_callback: bool = True
+    """Save and leave on SIGTERM."""
     files_to_copy: list[str] | None = None
+    """Files to keep with the run."""
     log_step_timing: bool = True
+    """Log `train_step_timing`, the seconds of a step."""
     log_local_rank_0_only: bool = False
+    """Keep a log file of the first rank of each machine only."""
     log_global_rank_0_only: bool = False
-    disable_validation_on_resume: bool = True
+    """Keep a log file of rank 0 only."""
     max_time_per_run: str | None = None
-    seconds_to_sleep: float = 5
     ema: EmaConfig = field(default_factory=EmaConfig)
 
 

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nest_ssl.data.manifest_parse import ManifestError, parse_lines
+from nest_ssl.files import replacing
 
 logger = logging.getLogger(__name__)
 
@@ -119,40 +120,33 @@ def _load(place: Path, status: os.stat_result) -> ManifestIndex | None:
 
 
 def _build(manifest: str, place: Path, status: os.stat_result) -> None:
-    """Writes the index under another name and renames it, so that no reader ever sees half of one."""
+    """Writes the index at once, so that no reader ever sees half of one."""
     digest = hashlib.sha256()
     num_utterances, next_line, expected_line = 0, 1, 1
     gaps: list[tuple[int, int]] = []
-    handle, temporary = tempfile.mkstemp(prefix=f".{place.name}.", dir=place.parent)
-    try:
-        with (
-            open(handle, "wb") as out,
-            tempfile.TemporaryFile(dir=place.parent) as durations,
-            open(manifest, "rb") as file,
-        ):
-            out.write(bytes(HEADER.size))
-            for start, piece in _pieces(file, digest):
-                lines = parse_lines(piece, manifest, next_line)
-                out.write((lines.starts + start).astype("<i8").tobytes())
-                durations.write(lines.durations_s.astype("<f4").tobytes())
-                line_numbers = next_line + lines.line_numbers
-                jumps = np.flatnonzero(np.diff(line_numbers, prepend=expected_line - 1) != 1)
-                gaps += [(num_utterances + int(i), int(line_numbers[i])) for i in jumps]
-                if len(line_numbers):
-                    expected_line = int(line_numbers[-1]) + 1
-                num_utterances += len(lines.starts)
-                next_line += lines.num_lines
-            durations.seek(0)
-            shutil.copyfileobj(durations, out, 1 << 20)
-            out.write(np.array(gaps, dtype="<i8").tobytes())
-            out.seek(0)
-            header = (MAGIC, status.st_size, status.st_mtime_ns, num_utterances, len(gaps), digest.digest())
-            out.write(HEADER.pack(*header))
-        os.chmod(temporary, 0o644)  # mkstemp's 0600 would lock out the colleagues who share the corpus
-        os.replace(temporary, place)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    with (
+        replacing(place) as out,
+        tempfile.TemporaryFile(dir=place.parent) as durations,
+        open(manifest, "rb") as file,
+    ):
+        out.write(bytes(HEADER.size))
+        for start, piece in _pieces(file, digest):
+            lines = parse_lines(piece, manifest, next_line)
+            out.write((lines.starts + start).astype("<i8").tobytes())
+            durations.write(lines.durations_s.astype("<f4").tobytes())
+            line_numbers = next_line + lines.line_numbers
+            jumps = np.flatnonzero(np.diff(line_numbers, prepend=expected_line - 1) != 1)
+            gaps += [(num_utterances + int(i), int(line_numbers[i])) for i in jumps]
+            if len(line_numbers):
+                expected_line = int(line_numbers[-1]) + 1
+            num_utterances += len(lines.starts)
+            next_line += lines.num_lines
+        durations.seek(0)
+        shutil.copyfileobj(durations, out, 1 << 20)
+        out.write(np.array(gaps, dtype="<i8").tobytes())
+        out.seek(0)
+        header = (MAGIC, status.st_size, status.st_mtime_ns, num_utterances, len(gaps), digest.digest())
+        out.write(HEADER.pack(*header))
 
 
 def _pieces(file: BinaryIO, digest: Any) -> Iterator[tuple[int, bytes]]:

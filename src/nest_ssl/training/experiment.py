@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import itertools
 import logging
 import os
+import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
-from nest_ssl.config import ExperimentConfig, NestConfig
+from nest_ssl.config import CheckpointConfig, ExperimentConfig, NestConfig
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +37,8 @@ class RunFolder:
     def metrics_csv(self) -> Path:
         return self.path / "metrics.csv"
 
-    @property
-    def final_nemo(self) -> Path:
-        return self.checkpoints / f"{self.path.name}.nemo"
+    def nemo_file(self, params: CheckpointConfig) -> Path:
+        return self.checkpoints / f"{params.prefix or self.path.name}{params.postfix}"
 
 
 def run_folder(cfg: NestConfig) -> RunFolder:
@@ -50,16 +51,29 @@ def run_folder(cfg: NestConfig) -> RunFolder:
         return RunFolder(base / exp.version)
     if exp.resume_if_exists:
         return RunFolder(base)
-    version = os.environ.setdefault(VERSION_VARIABLE, datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S"))
-    return RunFolder(base / version)
+    if VERSION_VARIABLE not in os.environ:
+        os.environ[VERSION_VARIABLE] = _new_version(base, exp.use_datetime_version)
+    return RunFolder(base / os.environ[VERSION_VARIABLE])
+
+
+def _new_version(base: Path, by_time: bool) -> str:
+    if by_time:
+        return datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    taken = {path.name for path in base.glob("version_*")}
+    return next(name for number in itertools.count() if (name := f"version_{number}") not in taken)
 
 
 def create(folder: RunFolder, cfg: NestConfig) -> None:
-    """Make the folder and write down what the run is: its configuration and the commit it was started from."""
+    """Make the folder and write down what the run is: its configuration, the commit it was started from, copies."""
+    for name in (cfg.exp_manager.files_to_copy or []) if cfg.exp_manager else []:
+        if not Path(name).is_file():
+            raise ValueError(f"exp_manager.files_to_copy: {name}: no such file.")
     try:
         folder.checkpoints.mkdir(parents=True, exist_ok=True)
         (folder.path / "hparams.yaml").write_text(yaml.safe_dump(dataclasses.asdict(cfg), sort_keys=False))
         (folder.path / "git-commit.txt").write_text(git_commit())
+        for name in (cfg.exp_manager.files_to_copy or []) if cfg.exp_manager else []:
+            shutil.copy(name, folder.path)
     except OSError as error:
         reason = error.strerror or str(error)
         raise ValueError(

@@ -15,25 +15,42 @@ from nest_ssl.data import AudioNoiseBatch
 from nest_ssl.model import MaskedPrediction
 
 
+@dataclass
+class TokenCounts:
+    """Sums over masked tokens; those of several batches or ranks can be added."""
+
+    right_H: Tensor
+    masked: Tensor
+    valid: Tensor
+    used_KH: Tensor
+    """How often each code is the target."""
+
+    def __add__(self, other: TokenCounts) -> TokenCounts:
+        return TokenCounts(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+    def metrics(self) -> dict[str, Tensor]:
+        """Accuracy on masked tokens, the share of the most frequent one, mask rate, and use of the codebooks."""
+        masked = self.masked.clamp(min=1)
+        share_KH = self.used_KH / masked
+        return {
+            "accuracy": (self.right_H / masked).mean(),
+            "most_frequent_token": share_KH.max(0).values.mean(),
+            "mask_rate": self.masked / self.valid.clamp(min=1),
+            "codebook_coverage": (self.used_KH > 0).float().mean(),
+            "codebook_entropy": -(share_KH * share_KH.clamp(min=1e-12).log()).sum(0).mean(),
+        }
+
+
 @torch.no_grad()
-def token_metrics(predicted: MaskedPrediction) -> dict[str, Tensor]:
-    """Accuracy on masked tokens, mask rate, and how much of the codebooks the targets use."""
+def count_tokens(predicted: MaskedPrediction) -> TokenCounts:
     log_probs_GKH, targets_GH = predicted.log_probs_GKH, predicted.targets_GH
     if targets_GH.ndim == 1:  # squeeze_single
         log_probs_GKH, targets_GH = log_probs_GKH[..., None], targets_GH[..., None]
     counts_G1 = predicted.counts_G[:, None]
-    num_masked = predicted.counts_G.sum().clamp(min=1)
-    right_GH = (log_probs_GKH.argmax(1) == targets_GH) & counts_G1
     used_KH = torch.zeros(log_probs_GKH.shape[1:], device=targets_GH.device)
     used_KH.scatter_add_(0, targets_GH, counts_G1.expand_as(targets_GH).float())
-    share_KH = used_KH / num_masked
-    return {
-        "accuracy": right_GH.sum() / (num_masked * targets_GH.shape[1]),
-        "most_frequent_token": share_KH.max(0).values.mean(),
-        "mask_rate": predicted.counts_G.sum() / predicted.num_valid.clamp(min=1),
-        "codebook_coverage": (used_KH > 0).float().mean(),
-        "codebook_entropy": -(share_KH * share_KH.clamp(min=1e-12).log()).sum(0).mean(),
-    }
+    right_H = ((log_probs_GKH.argmax(1) == targets_GH) & counts_G1).sum(0)
+    return TokenCounts(right_H, predicted.counts_G.sum(), predicted.num_valid, used_KH)
 
 
 @dataclass
@@ -46,6 +63,7 @@ class Throughput:
     _audio_s: float = 0.0
     _padded_s: float = 0.0
     _waited_s: float = 0.0
+    _num_batches: int = 0
 
     def batch_arrives(self, batch: AudioNoiseBatch) -> None:
         """To be called with the batch still on the host, so that no length is read back from a GPU."""
@@ -53,6 +71,7 @@ class Throughput:
         assert batch.audio_len is not None
         if self._waiting_since is not None:
             self._waited_s += time.perf_counter() - self._waiting_since
+        self._num_batches += 1
         self._audio_s += float(batch.audio_len.sum()) / self.sample_rate
         self._padded_s += batch.audio.numel() / self.sample_rate
 
@@ -65,10 +84,11 @@ class Throughput:
         elapsed_s = max(now - self._started, 1e-9)
         out = {
             "audio_s_per_s": self._audio_s / elapsed_s,
+            "train_step_timing": elapsed_s / max(self._num_batches, 1),
             "padding_share": 1 - self._audio_s / max(self._padded_s, 1e-9),
             "data_wait_share": min(self._waited_s / elapsed_s, 1.0),
         }
-        self._started, self._audio_s, self._padded_s, self._waited_s = now, 0.0, 0.0, 0.0
+        self._started, self._audio_s, self._padded_s, self._waited_s, self._num_batches = now, 0.0, 0.0, 0.0, 0
         return out
 
     def pause(self) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import csv
-import os
+import io
 import time
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
+
+from nest_ssl.files import replacing
 
 
 class MetricsCsv(Logger):
@@ -65,14 +67,12 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 def rewrite(path: Path, columns: list[str], rows: list[dict[str, str]]) -> None:
     """Replace the file at once, so that a kill leaves the old one or the new one."""
-    temporary = path.with_suffix(".csv.tmp")
-    with temporary.open("w", newline="") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows(rows)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, columns)
+    writer.writeheader()
+    writer.writerows(rows)
+    with replacing(path) as file:
+        file.write(text.getvalue().encode())
 
 
 def forget_after(path: Path, step: int) -> None:

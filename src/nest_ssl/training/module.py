@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
+import functools
+import operator
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,43 +18,19 @@ from nest_ssl.data import AudioNoiseBatch, build_loader
 from nest_ssl.data.loader import PlannedLoader
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel, MaskedPrediction
 from nest_ssl.nemo_file import nemo_config
-from nest_ssl.training.metrics import Throughput, token_metrics
+from nest_ssl.training.data_position import DataPosition
+from nest_ssl.training.metrics import Throughput, TokenCounts, count_tokens
 from nest_ssl.training.optimizers import build_optimizer
 from nest_ssl.training.schedules import build_schedule
 from nest_ssl.training.seeding import Stage, seed_everything
-
-log = logging.getLogger(__name__)
+from nest_ssl.training.validation_sets import validation_sets
 
 _PREFIX = "model."
 
 
-@dataclass
-class DataPosition:
-    """Where a run stood in its data."""
-
-    epoch: int
-    batch: int
-    """Batches of the epoch that every rank has trained on."""
-    world_size: int
-    plan_hash: str
-
-    def apply(self, loader: PlannedLoader, world_size: int) -> None:
-        """Let `loader` go on from here; says what changes if its plan is another one."""
-        batch = self.batch
-        if world_size != self.world_size:
-            batch = self.batch * self.world_size // world_size
-            log.warning(
-                "resumed on %d ranks, was %d: the batches are other ones, and a step sees %.3g x as much audio; "
-                "going on at batch %d of epoch %d, the same share of the epoch",
-                *(world_size, self.world_size, world_size / self.world_size, batch, self.epoch),
-            )
-        elif loader.plan_hash != self.plan_hash:
-            log.warning(
-                "the data or its batches have changed since the checkpoint; going on at batch %d of epoch %d of the "
-                "new plan, so some utterances of this epoch may be read twice or not at all",
-                *(batch, self.epoch),
-            )
-        loader.start_at(self.epoch, batch)
+def model_weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The model's weights, by NeMo's names, out of the state of the module around it."""
+    return {name.removeprefix(_PREFIX): value for name, value in state.items()}
 
 
 def _in_process_group() -> bool:
@@ -71,6 +47,9 @@ class PretrainingModule(pl.LightningModule):
         self.run_dir = run_dir
         self.throughput = Throughput(cfg.model.sample_rate)
         self.resume_at: DataPosition | None = None
+        self.val_names: list[str] = []
+        self._val_losses: list[list[Tensor]] = []
+        self._val_tokens: list[list[TokenCounts]] = []
 
     # ---- who and how many ----
 
@@ -110,18 +89,18 @@ class PretrainingModule(pl.LightningModule):
         return loader
 
     def val_dataloader(self) -> list[PlannedLoader]:
-        """One loader, or none when no validation manifest is given."""
-        config = self.cfg.model.validation_ds
-        given = config is not None and config.manifest_filepath not in (None, MISSING)
-        return [self._loader("validation_ds", config, same_every_epoch=True)] if given else []
+        """A loader for every validation set; none when no manifest is given."""
+        sets = validation_sets(self.cfg.model.validation_ds)
+        self.val_names = list(sets)
+        return [self._loader(f"validation_ds{name and '.'}{name}", sets[name], same_every_epoch=True) for name in sets]
 
     def _loader(self, section: str, config: DatasetConfig | None, *, same_every_epoch: bool) -> PlannedLoader:
-        if config is None or config.manifest_filepath in (None, MISSING):
+        if config is None or (config.manifest_filepath in (None, MISSING) and not config.use_lhotse):
             raise ValueError(
                 f"model.{section}.manifest_filepath: no manifest is given. Add model.{section}.manifest_filepath=FILE; "
                 f"'nest-ssl prepare FOLDER --output FILE' writes one."
             )
-        name = f"bad_files_{section}_rank{self.global_rank}.jsonl"
+        name = f"bad_files_{section.replace('.', '_')}_rank{self.global_rank}.jsonl"
         return build_loader(
             config,
             rank=self.global_rank,
@@ -144,13 +123,16 @@ class PretrainingModule(pl.LightningModule):
     def training_step(self, batch: AudioNoiseBatch, batch_idx: int) -> Tensor:
         predicted = self._predict(batch)
         size = len(batch.sample_id or ()) or 1
-        logged: dict[str, Any] = {"train_loss": predicted.loss.detach(), **token_metrics(predicted)}
+        logged: dict[str, Any] = {"train_loss": predicted.loss.detach(), **count_tokens(predicted).metrics()}
         logged["learning_rate"] = self.trainer.optimizers[0].param_groups[0]["lr"]
         self.log_dict(logged, batch_size=size)
         epoch = {"train_loss_epoch": logged["train_loss"], "learning_rate_epoch": logged["learning_rate"]}
         self.log_dict(epoch, on_step=False, on_epoch=True, batch_size=size)
         if (self.trainer.global_step + 1) % (self.cfg.trainer.log_every_n_steps or 50) == 0:
-            self.log_dict(self.throughput.report(), batch_size=size)
+            speed = self.throughput.report()
+            if not (self.cfg.exp_manager and self.cfg.exp_manager.log_step_timing):
+                del speed["train_step_timing"]
+            self.log_dict(speed, batch_size=size)
         return predicted.loss
 
     def on_train_batch_end(self, outputs: Any, batch: AudioNoiseBatch, batch_idx: int) -> None:
@@ -159,10 +141,34 @@ class PretrainingModule(pl.LightningModule):
     def on_validation_batch_start(self, batch: AudioNoiseBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
         seed_everything(self.cfg.seed, Stage.VALIDATION, dataloader_idx, batch_idx, self.global_rank)
 
+    def on_validation_epoch_start(self) -> None:
+        self._val_losses = [[] for _ in self.val_names]
+        self._val_tokens = [[] for _ in self.val_names]
+
     def validation_step(self, batch: AudioNoiseBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
         predicted = self._predict(batch)
-        metrics = {"val_loss": predicted.loss, "val_accuracy": token_metrics(predicted)["accuracy"]}
-        self.log_dict(metrics, batch_size=len(batch.sample_id or ()) or 1, sync_dist=True, on_epoch=True)
+        self._val_losses[dataloader_idx].append(predicted.loss)
+        self._val_tokens[dataloader_idx].append(count_tokens(predicted))
+
+    def on_validation_epoch_end(self) -> None:
+        """`val_loss`, the mean of all batches as NeMo's, and `val_accuracy`; of several sets also NAME_val_loss, …"""
+        sets = list(zip(self.val_names, self._val_losses, self._val_tokens, strict=True))
+        everything = ("", [x for _, losses, _ in sets for x in losses], [x for *_, tokens in sets for x in tokens])
+        for name, losses, tokens in [everything, *(sets if len(sets) > 1 else [])]:
+            if losses:
+                self.log_dict(self._validation_metrics(name and f"{name}_", losses, tokens), rank_zero_only=True)
+
+    def _validation_metrics(self, prefix: str, losses: list[Tensor], tokens: list[TokenCounts]) -> dict[str, Tensor]:
+        """Over all ranks."""
+        reduce = self.trainer.strategy.reduce
+        total = functools.reduce(operator.add, tokens)
+        total = TokenCounts(*(reduce(count.float(), reduce_op="sum") for count in vars(total).values()))
+        metrics = total.metrics()
+        return {
+            f"{prefix}val_loss": reduce(torch.stack(losses).mean(), reduce_op="mean"),
+            f"{prefix}val_accuracy": metrics["accuracy"],
+            f"{prefix}val_most_frequent_token": metrics["most_frequent_token"],
+        }
 
     def on_validation_end(self) -> None:
         self.throughput.pause()
@@ -188,8 +194,7 @@ class PretrainingModule(pl.LightningModule):
     # ---- checkpoints: NeMo's parameter names, and the configuration ----
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        state = checkpoint["state_dict"]
-        checkpoint["state_dict"] = {name.removeprefix(_PREFIX): value for name, value in state.items()}
+        checkpoint["state_dict"] = model_weights(checkpoint["state_dict"])
         checkpoint["hyper_parameters"] = {"cfg": nemo_config(self.model.cfg, type(self.model).__name__)}
         checkpoint["data_position"] = vars(self._data_position())
 

@@ -13,11 +13,14 @@ from nest_ssl.checkpoint.initialize import maybe_init_from_pretrained_checkpoint
 from nest_ssl.config import ExperimentConfig, NestConfig
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
 from nest_ssl.training import experiment
+from nest_ssl.training.averaging import ExponentialAverage
 from nest_ssl.training.checkpoints import checkpoint_callbacks
 from nest_ssl.training.experiment import RunFolder
 from nest_ssl.training.metrics_csv import MetricsCsv, forget_after
 from nest_ssl.training.module import PretrainingModule
+from nest_ssl.training.nonfinite import SkipNonFinite
 from nest_ssl.training.progress import ProgressReport
+from nest_ssl.training.run_log import log_to_file
 from nest_ssl.training.seeding import Stage, seed_everything
 from nest_ssl.training.trainer import build_trainer
 
@@ -29,8 +32,7 @@ def pretrain(cfg: NestConfig) -> RunFolder:
     exp = cfg.exp_manager or ExperimentConfig()
     folder = experiment.run_folder(cfg)
     metrics = MetricsCsv(folder.metrics_csv)
-    callbacks = [*checkpoint_callbacks(exp, folder, cfg.name), *_other_callbacks(exp), ProgressReport(metrics)]
-    trainer = build_trainer(cfg.trainer, callbacks, [metrics, *_other_loggers(exp, folder)])
+    trainer = build_trainer(cfg.trainer, _callbacks(cfg, exp, folder, metrics), [metrics, *_loggers(exp, folder)])
     seed_everything(cfg.seed, Stage.WEIGHTS)
     module = PretrainingModule(EncDecDenoiseMaskedTokenPredModel(cfg.model), cfg, folder.path)
     checkpoint = experiment.checkpoint_to_resume(folder, exp)
@@ -38,8 +40,10 @@ def pretrain(cfg: NestConfig) -> RunFolder:
         maybe_init_from_pretrained_checkpoint(module.model, cfg)
     if trainer.is_global_zero:
         experiment.create(folder, cfg)
-        _say_where(checkpoint, folder)
-    trainer.fit(module, ckpt_path=checkpoint, weights_only=True)
+    with log_to_file(folder.path, exp, global_rank=trainer.global_rank, local_rank=trainer.local_rank):
+        if trainer.is_global_zero:
+            _say_where(checkpoint, folder)
+        trainer.fit(module, ckpt_path=checkpoint, weights_only=True)
     return folder
 
 
@@ -52,16 +56,21 @@ def _say_where(checkpoint: Path | None, folder: RunFolder) -> None:
     log.info("run folder: %s; resumed at step %d from %s", folder.path, step, checkpoint.name)
 
 
-def _other_callbacks(exp: ExperimentConfig) -> list[Callback]:
-    callbacks: list[Callback] = []
+def _callbacks(cfg: NestConfig, exp: ExperimentConfig, folder: RunFolder, metrics: MetricsCsv) -> list[Callback]:
+    callbacks: list[Callback] = [SkipNonFinite(cfg.trainer.log_every_n_steps or 50)]
+    if exp.ema.enable:
+        callbacks.append(ExponentialAverage(exp.ema))  # before the checkpoints, which save what it averages
+    callbacks += checkpoint_callbacks(exp, folder, cfg.name)
     if exp.create_early_stopping_callback:
         callbacks.append(EarlyStopping(**vars(exp.early_stopping_callback_params)))
     if exp.max_time_per_run is not None:
         callbacks.append(Timer(exp.max_time_per_run))
+    if cfg.trainer.enable_progress_bar is not False:
+        callbacks.append(ProgressReport(metrics))
     return callbacks
 
 
-def _other_loggers(exp: ExperimentConfig, folder: RunFolder) -> list[Logger]:
+def _loggers(exp: ExperimentConfig, folder: RunFolder) -> list[Logger]:
     loggers: list[Logger] = []
     if exp.create_tensorboard_logger:
         loggers.append(TensorBoardLogger(folder.path, name="", version="", **(exp.summary_writer_kwargs or {})))

@@ -1,0 +1,94 @@
+"""Steps whose gradient is not finite: skipped by every rank alike, named, and in the end given up on.
+
+The decision is taken on the gradient after it was averaged over the ranks, so that all ranks take it together and need
+not talk. Nothing is read back from a GPU before a step that is logged.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.callbacks import Callback
+from torch import Tensor
+from torch.optim import Optimizer
+
+log = logging.getLogger(__name__)
+
+MOST_IN_A_ROW = 20
+"""Skipped steps in a row, at a step that is logged, after which a run ends: it has nothing left to learn from."""
+
+
+class SkipNonFinite(Callback):
+    """Leaves weights and optimizer as they are when the gradient is not finite; says on which rank and files."""
+
+    def __init__(self, log_every_n_steps: int) -> None:
+        self.log_every_n_steps = log_every_n_steps
+        self.in_a_row: Tensor | None = None
+        self._losses: list[Tensor] = []
+        self._files: list[list[str]] = []
+        self._first_step = 0
+
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
+    ) -> None:
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        skip = ~torch.isfinite(torch.nn.utils.get_total_norm(gradients))
+        skip_gradient(optimizer, skip)
+        before = torch.zeros_like(skip, dtype=torch.long) if self.in_a_row is None else self.in_a_row
+        self.in_a_row = torch.where(skip, before + 1, 0)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self._losses.append(outputs["loss"].detach())
+        self._files.append([str(name) for name in batch.sample_id or ()])
+        if trainer.global_step - self._first_step < self.log_every_n_steps:
+            return
+        self._report(trainer)
+        self._losses, self._files, self._first_step = [], [], trainer.global_step
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._losses:
+            self._report(trainer)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._first_step = trainer.global_step
+
+    def _report(self, trainer: pl.Trainer) -> None:
+        finite = torch.isfinite(torch.stack(self._losses)).tolist()
+        for place, (is_finite, files) in enumerate(zip(finite, self._files, strict=True)):
+            if not is_finite:
+                step = self._first_step + place // trainer.accumulate_grad_batches
+                log.warning(
+                    "rank %d, step %d: the loss is not finite; every rank skips this step. Files of the batch: %s",
+                    *(trainer.global_rank, step, ", ".join(files)),
+                )
+        in_a_row = 0 if self.in_a_row is None else int(self.in_a_row)
+        if in_a_row >= MOST_IN_A_ROW:
+            raise RuntimeError(
+                f"step {trainer.global_step}: no finite gradient for {in_a_row} steps in a row; training has diverged. "
+                f"Lower model.optim.lr or lengthen model.optim.sched.warmup_steps, set trainer.gradient_clip_val, and "
+                f"start again with the same command: it goes on from the last checkpoint."
+            )
+
+
+def skip_gradient(optimizer: Optimizer, skip: Tensor) -> None:
+    """Make the next `optimizer.step()` change nothing, weights nor state, if `skip`."""
+    if getattr(optimizer, "_step_supports_amp_scaling", False):  # fused: the kernel itself looks at the flag
+        optimizer.found_inf = skip.float()  # type: ignore[attr-defined]
+        optimizer.grad_scale = None  # type: ignore[attr-defined]
+    elif bool(skip):  # reads a value: free on a CPU, a wait on a GPU without a fused optimizer
+        optimizer.zero_grad(set_to_none=True)
+
+
+def check_finite_weights(weights: dict[str, Tensor], where: str) -> None:
+    """Weights that are not finite must not take the place of good ones."""
+    bad = [name for name, value in weights.items() if value.is_floating_point() and not bool(value.isfinite().all())]
+    if bad:
+        raise RuntimeError(
+            f"{where}: not written, since {len(bad)} of {len(weights)} tensors are not finite ({bad[0]}, …); training "
+            f"has diverged. Earlier checkpoints are intact. Lower model.optim.lr or set trainer.gradient_clip_val."
+        )
