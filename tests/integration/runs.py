@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
@@ -13,6 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import soundfile
+
+from nest_ssl.config import compose
+from nest_ssl.training.experiment import VERSION_VARIABLE
+from nest_ssl.training.pretrain import pretrain
 
 PROGRAM = [sys.executable, "-m", "nest_ssl", "pretrain"]
 
@@ -87,3 +92,10 @@ def losses(metrics_csv: Path, column: str = "train_loss") -> dict[int, str]:
         return {}
     with metrics_csv.open(newline="") as file:
         return {int(row["step"]): row[column] for row in csv.DictReader(file) if row.get(column)}
+
+
+def run_here(args: list[str]) -> Path:
+    """The same run within this process, which has imported everything already; the folder of the run."""
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.environ.pop, VERSION_VARIABLE, None)
+        return pretrain(compose("nest_fast-conformer", args)).path

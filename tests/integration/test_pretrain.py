@@ -8,16 +8,9 @@ import pytest
 import torch
 
 from nest_ssl import load
-from tests.integration.runs import arguments, losses, make_corpus, run, run_and_kill
+from tests.integration.runs import arguments, losses, run, run_and_kill
 
 TWO_RANKS = ("trainer.devices=2", "trainer.strategy=ddp")
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("corpus")
-    make_corpus(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

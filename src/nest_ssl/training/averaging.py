@@ -21,7 +21,8 @@ class ExponentialAverage(WeightAveraging):
         def toward(average: Tensor, current: Tensor, num_averaged: Tensor | int) -> Tensor:
             if not average.is_floating_point():
                 return current
-            return torch.add(average, current - average, alpha=1 - config.decay)
+            # A skipped step may leave NaN in running statistics until they are mended: not here.
+            return torch.where(current.isfinite(), average + (current - average) * (1 - config.decay), average)
 
         super().__init__(use_buffers=True, avg_fn=toward)
         self.config = config

@@ -7,12 +7,13 @@ not talk. Nothing is read back from a GPU before a step that is logged.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 log = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ class SkipNonFinite(Callback):
         self._losses: list[Tensor] = []
         self._files: list[list[str]] = []
         self._first_step = 0
+        self._statistics: dict[str, Tensor] = {}
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
@@ -45,20 +47,47 @@ class SkipNonFinite(Callback):
     ) -> None:
         self._losses.append(outputs["loss"].detach())
         self._files.append([str(name) for name in batch.sample_id or ()])
-        if trainer.global_step - self._first_step < self.log_every_n_steps:
-            return
-        self._report(trainer)
-        self._losses, self._files, self._first_step = [], [], trainer.global_step
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if self._losses:
-            self._report(trainer)
+        if trainer.global_step - self._first_step >= self.log_every_n_steps:
+            self._look_back(trainer, pl_module)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._first_step = trainer.global_step
+        self._statistics = {name: value.clone() for name, value in running_statistics(pl_module)}
 
-    def _report(self, trainer: pl.Trainer) -> None:
-        finite = torch.isfinite(torch.stack(self._losses)).tolist()
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._look_back(trainer, pl_module)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._look_back(trainer, pl_module)
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        # The state was taken before this hook: it holds the very tensors that are mended here.
+        self._look_back(trainer, pl_module)
+
+    def _look_back(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Read what happened since the last time: the one place that waits for a GPU."""
+        if not self._losses:
+            return
+        losses, self._losses = self._losses, []
+        self._name_batches(trainer, losses)
+        self._mend_statistics(pl_module)
+        self._give_up_on_divergence(trainer)
+        self._files, self._first_step = [], trainer.global_step
+
+    def _mend_statistics(self, pl_module: pl.LightningModule) -> None:
+        """A forward pass with NaN leaves them in the running statistics for ever: put back the last good ones."""
+        now = dict(running_statistics(pl_module))
+        finite = {name: bool(value.isfinite().all()) for name, value in now.items()}
+        for name, value in now.items():
+            if finite[name]:
+                self._statistics[name].copy_(value)
+            else:
+                value.copy_(self._statistics[name])
+
+    def _name_batches(self, trainer: pl.Trainer, losses: list[Tensor]) -> None:
+        finite = torch.isfinite(torch.stack(losses)).tolist()
         for place, (is_finite, files) in enumerate(zip(finite, self._files, strict=True)):
             if not is_finite:
                 step = self._first_step + place // trainer.accumulate_grad_batches
@@ -66,6 +95,8 @@ class SkipNonFinite(Callback):
                     "rank %d, step %d: the loss is not finite; every rank skips this step. Files of the batch: %s",
                     *(trainer.global_rank, step, ", ".join(files)),
                 )
+
+    def _give_up_on_divergence(self, trainer: pl.Trainer) -> None:
         in_a_row = 0 if self.in_a_row is None else int(self.in_a_row)
         if in_a_row >= MOST_IN_A_ROW:
             raise RuntimeError(
@@ -73,6 +104,11 @@ class SkipNonFinite(Callback):
                 f"Lower model.optim.lr or lengthen model.optim.sched.warmup_steps, set trainer.gradient_clip_val, and "
                 f"start again with the same command: it goes on from the last checkpoint."
             )
+
+
+def running_statistics(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Means and variances that normalisation layers keep for evaluation."""
+    return ((name, buffer) for name, buffer in module.named_buffers() if name.endswith(("running_mean", "running_var")))
 
 
 def skip_gradient(optimizer: Optimizer, skip: Tensor) -> None:

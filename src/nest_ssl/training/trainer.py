@@ -49,7 +49,14 @@ def _quiet_lightning() -> None:
     """Lightning's hints and torch's notes to Lightning's authors are nothing a user could act on."""
     for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    for message in (".*LeafSpec.*is deprecated", ".*does not have many workers", ".*Found .* module.* in eval mode"):
+    messages = (
+        ".*LeafSpec.*is deprecated",
+        ".*does not have many workers",
+        ".*Found .* module.* in eval mode",
+        ".*Checkpoint directory .* exists and is not empty",  # so it does whenever a run is resumed
+        ".*Total length of `list` across ranks is zero",  # no validation set
+    )
+    for message in messages:
         warnings.filterwarnings("ignore", message=message)
 
 

@@ -1,0 +1,162 @@
+"""Every option of `exp_manager` does what it says, in real runs of a tiny model."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from nest_ssl import load
+from tests.integration.runs import arguments, losses, run_here
+
+EMA = ("exp_manager.ema.enable=true", "exp_manager.ema.decay=0.5")
+QUIET = "trainer.enable_progress_bar=false"
+
+
+def weights(nemo: Path) -> dict[str, Tensor]:
+    return dict(load(nemo).state_dict())
+
+
+def train(corpus: Path, folder: Path, name: str, num_steps: int, *more: str) -> Path:
+    return run_here(arguments(corpus, folder, name, f"trainer.max_steps={num_steps}", QUIET, *more))
+
+
+@pytest.fixture(scope="module")
+def three_steps(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Runs of one, two and three steps: each begins like the next."""
+    folder = tmp_path_factory.mktemp("steps")
+    return [train(corpus, folder, f"run{n}", n) for n in (1, 2, 3)]
+
+
+def test_the_average_of_the_weights_is_what_is_saved(corpus: Path, tmp_path: Path, three_steps: list[Path]) -> None:
+    after = [weights(run / "checkpoints" / f"{run.name}.nemo") for run in three_steps]
+    average = after[0]
+    for later in after[1:]:
+        average = {name: 0.5 * value + 0.5 * later[name] for name, value in average.items()}
+    run = train(corpus, tmp_path, "run", 3, *EMA)
+    saved = weights(run / "checkpoints" / "run.nemo")
+    for name, value in average.items():
+        if after[0][name].is_floating_point():
+            torch.testing.assert_close(saved[name], value.to(saved[name].dtype), rtol=1e-5, atol=1e-7)
+    assert torch.equal(saved["quantizer.codebooks"], after[0]["quantizer.codebooks"])
+    name = "encoder.layers.0.feed_forward1.linear1.weight"
+    assert not torch.allclose(saved[name], after[-1][name])
+
+
+def test_a_run_with_an_average_resumes_to_the_bit(corpus: Path, tmp_path: Path) -> None:
+    whole = train(corpus, tmp_path, "whole", 8, *EMA)
+    train(corpus, tmp_path, "cut", 6, *EMA)
+    cut = train(corpus, tmp_path, "cut", 8, *EMA)
+    assert losses(cut / "metrics.csv") == losses(whole / "metrics.csv")
+    a, b = weights(cut / "checkpoints" / "cut.nemo"), weights(whole / "checkpoints" / "whole.nemo")
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_the_average_or_the_weights_of_training_are_validated(
+    corpus: Path, tmp_path: Path, three_steps: list[Path]
+) -> None:
+    every_step = ("trainer.val_check_interval=1", "trainer.check_val_every_n_epoch=null")
+    plain, average, original = (
+        losses(train(corpus, tmp_path, name, 3, *every_step, *more) / "metrics.csv", "val_loss")
+        for name, more in (
+            ("plain", ()),
+            ("average", EMA),
+            ("original", (*EMA, "exp_manager.ema.validate_original_weights=true")),
+        )
+    )
+    assert original == plain
+    assert average.keys() == plain.keys()
+    assert average[2] != plain[2]
+
+
+def test_several_validation_sets_have_a_loss_each_and_one_together(corpus: Path, tmp_path: Path) -> None:
+    lines = (corpus / "valid.jsonl").read_text().splitlines(keepends=True)
+    for name, part in (("dev", lines[:4]), ("other", lines[4:])):
+        (corpus / f"{name}.jsonl").write_text("".join(part))
+    sets = f"model.validation_ds.manifest_filepath=[{corpus / 'dev.jsonl'},{corpus / 'other.jsonl'}]"
+    run = train(corpus, tmp_path, "run", 6, sets)
+    with (run / "metrics.csv").open() as file:
+        row = next(row for row in csv.DictReader(file) if row["val_loss"])
+    dev, other, together = (float(row[f"{name}val_loss"]) for name in ("dev_", "other_", ""))
+    assert dev != other
+    assert together == pytest.approx((dev + other) / 2, rel=1e-6)  # one batch each
+    assert 0 <= float(row["other_val_accuracy"]) <= 1
+
+
+def test_versions_copies_names_and_logs(corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    notes = tmp_path / "notes.txt"
+    notes.write_text("why")
+    options = (
+        "exp_manager.resume_if_exists=false",
+        "exp_manager.use_datetime_version=false",
+        f"exp_manager.files_to_copy=[{notes}]",
+        "exp_manager.checkpoint_callback_params.prefix=mine",
+        "exp_manager.checkpoint_callback_params.postfix=-end.nemo",
+        "exp_manager.log_step_timing=false",
+    )
+    first, second = (train(corpus, tmp_path, "run", 1, *options) for _ in range(2))
+    assert [first.name, second.name] == ["version_0", "version_1"]
+    assert (second / "notes.txt").read_text() == "why"
+    assert (second / "checkpoints" / "mine-end.nemo").is_file()
+    assert "run folder" in (second / "log_globalrank-0_localrank-0.txt").read_text()
+    assert "train_step_timing" not in (second / "metrics.csv").read_text()
+
+
+def test_the_best_model_becomes_the_nemo_file_when_asked(corpus: Path, tmp_path: Path) -> None:
+    run = train(
+        *(corpus, tmp_path, "run", 12),
+        "model.optim.name=sgd",
+        "~model.optim.betas",
+        "model.optim.lr=300",  # ever worse: the first validation is the best
+        "exp_manager.checkpoint_callback_params.save_best_model=true",
+        "exp_manager.checkpoint_callback_params.save_top_k=1",
+    )
+    values = losses(run / "metrics.csv", "val_loss")
+    best = next((run / "checkpoints").glob("*val_loss=*.ckpt"))
+    assert f"step={min(values, key=lambda step: float(values[step])) + 1}" in best.name
+    saved = weights(run / "checkpoints" / "run.nemo")
+    assert all(torch.equal(value, saved[name]) for name, value in load(best).state_dict().items())
+
+
+def test_a_nemo_file_appears_with_every_checkpoint_when_asked(corpus: Path, tmp_path: Path) -> None:
+    always = "exp_manager.checkpoint_callback_params.always_save_nemo=true"
+    not_at_end = "exp_manager.checkpoint_callback_params.save_nemo_on_train_end=false"
+    run = train(corpus, tmp_path, "run", 3, always, not_at_end, "~model.validation_ds")
+    saved = weights(run / "checkpoints" / "run.nemo")
+    periodic = load(next((run / "checkpoints").glob("*step=3-periodic.ckpt"))).state_dict()
+    assert all(torch.equal(value, saved[name]) for name, value in periodic.items())
+
+
+def test_checkpoints_by_the_clock(corpus: Path, tmp_path: Path) -> None:
+    run = train(
+        *(corpus, tmp_path, "run", 3, "~model.validation_ds"),
+        "exp_manager.checkpoint_callback_params.every_n_train_steps=null",
+        "exp_manager.checkpoint_callback_params.train_time_interval='00:00:00:00'",
+    )
+    assert list((run / "checkpoints").glob("*step=3-periodic.ckpt"))
+
+
+def test_nothing_is_printed_without_a_progress_bar(
+    corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    train(corpus, tmp_path, "run", 2)
+    captured = capfd.readouterr()
+    assert "step" not in captured.out + captured.err
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("exp_manager.files_to_copy=[/nowhere.txt]", "/nowhere.txt: no such file"),
+        ("exp_manager.checkpoint_callback_params.postfix=.ckpt", "does not end with '.nemo'"),
+        ("exp_manager.checkpoint_callback_params.train_time_interval=5m", "not of the form DD:HH:MM:SS"),
+        ("exp_manager.ema.decay=1.5", "exp_manager.ema.decay"),
+    ],
+)
+def test_values_that_cannot_be_meant_are_refused(corpus: Path, tmp_path: Path, option: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        train(corpus, tmp_path, "run", 1, option)

@@ -1,0 +1,124 @@
+"""Starting weights: what is loaded, what is not, and what is said about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nest_ssl import CheckpointError, EncDecDenoiseMaskedTokenPredModel
+from nest_ssl.checkpoint.initialize import describe, maybe_init_from_pretrained_checkpoint
+from nest_ssl.config import NestConfig
+from tests.helpers import model_section, tiny_model
+
+SOURCE_SEED, OWN_SEED = 1, 2
+
+
+def init(model: EncDecDenoiseMaskedTokenPredModel, **keys: Any) -> list[Any]:
+    return maybe_init_from_pretrained_checkpoint(model, NestConfig(model=model.cfg, **keys))
+
+
+@pytest.fixture
+def nemo(tmp_path: Path) -> Path:
+    path = tmp_path / "source.nemo"
+    tiny_model(seed=SOURCE_SEED).save_to(path)
+    return path
+
+
+def same(model: EncDecDenoiseMaskedTokenPredModel, seed: int) -> set[str]:
+    """Names of the tensors that are those of the tiny model with this seed."""
+    other = tiny_model(seed=seed).state_dict()
+    return {name for name, value in model.state_dict().items() if torch.equal(value, other[name])}
+
+
+def test_all_weights_of_a_nemo_file(nemo: Path) -> None:
+    model = tiny_model(seed=OWN_SEED)
+    (result,) = init(model, init_from_nemo_model=str(nemo))
+    assert same(model, SOURCE_SEED) == set(model.state_dict())
+    assert len(result.loaded) == len(model.state_dict())
+
+
+def test_all_weights_of_a_training_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "last.ckpt"
+    torch.save({"state_dict": tiny_model(seed=SOURCE_SEED).state_dict(), "hyper_parameters": model_section()}, path)
+    model = tiny_model(seed=OWN_SEED)
+    init(model, init_from_ptl_ckpt=str(path))
+    assert same(model, SOURCE_SEED) == set(model.state_dict())
+
+
+def test_include_and_exclude_choose_by_parts_of_names(nemo: Path) -> None:
+    model = tiny_model(seed=OWN_SEED)
+    options = {"path": str(nemo), "include": ["encoder"], "exclude": ["layers.1."]}
+    (result,) = init(model, init_from_nemo_model={"first": options})
+    names = {name for name in model.state_dict() if "encoder" in name and "layers.1." not in name}
+    assert set(result.loaded) == names
+    assert names <= same(model, SOURCE_SEED)
+    others = {name for name in model.state_dict() if "decoder" in name or "encoder.layers.1." in name}
+    fixed = same(tiny_model(seed=SOURCE_SEED), OWN_SEED)  # zeros and ones of norms are the same for every seed
+    assert others - fixed <= same(model, OWN_SEED)
+    assert "left out by include/exclude: " in describe(result)
+
+
+def test_several_sources_each_give_their_part(nemo: Path, tmp_path: Path) -> None:
+    tiny_model(seed=3).save_to(tmp_path / "third.nemo")
+    model = tiny_model(seed=OWN_SEED)
+    sources = {
+        "a": {"path": str(nemo), "include": ["encoder"]},
+        "b": {"path": str(tmp_path / "third.nemo"), "include": ["decoder"]},
+    }
+    assert len(init(model, init_from_nemo_model=sources)) == 2
+    assert {name for name in model.state_dict() if "encoder" in name} <= same(model, SOURCE_SEED)
+    assert {name for name in model.state_dict() if "decoder" in name} <= same(model, 3)
+
+
+def test_other_shapes_and_missing_weights_are_listed(nemo: Path) -> None:
+    torch.manual_seed(0)
+    model = EncDecDenoiseMaskedTokenPredModel(model_section({"num_classes": 32, "encoder.n_layers": 3}))
+    (result,) = init(model, init_from_nemo_model=str(nemo))
+    assert "decoder.decoder_layers.0.bias" in "".join(result.other_shape) or result.other_shape
+    assert any("encoder.layers.2." in name for name in result.not_in_source)
+    text = describe(result)
+    assert "of another shape, kept as they were: " in text
+    assert "missing in the file, kept as they were: " in text
+
+
+def test_a_model_of_the_hub_is_found_in_its_local_cache(
+    nemo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = pytest.importorskip("huggingface_hub", reason="needs nest-ssl[hf]")
+    repo = tmp_path / "hub" / "models--someone--nest"
+    snapshot = repo / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text("0" * 40)
+    (snapshot / "nest.nemo").write_bytes(nemo.read_bytes())
+    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
+    model = tiny_model(seed=OWN_SEED)
+    (result,) = init(model, init_from_pretrained_model="someone/nest")
+    assert same(model, SOURCE_SEED) == set(model.state_dict())
+    assert result.source.endswith("nest.nemo")
+    with pytest.raises(CheckpointError, match="someone/other: could not be had from the hub .* give the path"):
+        init(model, init_from_pretrained_model="someone/other")
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"init_from_nemo_model": "/nowhere.nemo"}, "init_from_nemo_model: /nowhere.nemo: no such file"),
+        ({"init_from_ptl_ckpt": "/nowhere.ckpt"}, "/nowhere.ckpt: no such file"),
+        ({"init_from_nemo_model": "a", "init_from_ptl_ckpt": "b"}, "give one of them"),
+        ({"init_from_nemo_model": {"a": {"include": ["x"]}}}, "init_from_nemo_model.a: expected a mapping with 'path'"),
+        ({"init_from_nemo_model": {"a": "x.nemo"}}, "init_from_nemo_model.a: expected a mapping"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_clear_line(keys: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        init(tiny_model(), **keys)
+
+
+def test_nothing_that_fits_is_an_error(nemo: Path) -> None:
+    with pytest.raises(CheckpointError, match="nothing in .* fits the model"):
+        init(tiny_model(), init_from_nemo_model={"a": {"path": str(nemo), "include": ["no_such_part"]}})
