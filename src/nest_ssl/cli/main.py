@@ -13,6 +13,7 @@ from nest_ssl.cli.info import info
 from nest_ssl.cli.inspect import inspect
 from nest_ssl.cli.prepare import prepare
 from nest_ssl.cli.pretrain import pretrain
+from nest_ssl.cli.report import report
 from nest_ssl.cli.verify import verify
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -20,6 +21,7 @@ app.command()(prepare)
 app.command()(inspect)
 app.command()(demo)
 app.command()(pretrain)
+app.command()(report)
 app.command()(info)
 app.command()(verify)
 

@@ -5,7 +5,6 @@ B batch, N samples, M mel bands, T frames.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -14,9 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nest_ssl.audio import AudioError
 from nest_ssl.config import DatasetConfig, ModelConfig
-from nest_ssl.data import AudioNoiseBatch, BadFile, build_loader
+from nest_ssl.data import AudioNoiseBatch, BadFile
+from nest_ssl.evaluation.batches import needed, open_batches
+from nest_ssl.evaluation.lanes import band_centres_hz
 from nest_ssl.model import effective_sections
 from nest_ssl.modules import AudioToMelSpectrogramPreprocessor, RandomBlockMasking
 from nest_ssl.modules.subsampling import ConvSubsampling
@@ -76,8 +76,6 @@ def example_batches(config: ModelConfig, dataset: DatasetConfig, *, num_batches:
 
     Where `drop_last` would leave training without any batch, an incomplete one is made.
     """
-    # One process and no page-locked memory give the same batches; bad files are reported here, and stop nothing.
-    dataset = replace(dataset, num_workers=0, pin_memory=False, max_bad_fraction=1.0)
     with torch.random.fork_rng(devices=[]):  # a DataLoader, and the mask embedding, draw from torch's own generator
         torch.manual_seed(seed)
         features = _Features(config, seed)
@@ -87,7 +85,7 @@ def example_batches(config: ModelConfig, dataset: DatasetConfig, *, num_batches:
 
 def _first_batches(dataset: DatasetConfig, num_batches: int, seed: int) -> list[AudioNoiseBatch]:
     try:
-        batches = list(islice(build_loader(dataset, seed=seed, on_read=_refuse_what_would_block), num_batches))
+        batches = list(islice(open_batches(dataset, seed), num_batches))
     except ValueError:  # what is not about drop_last is raised again without it
         if not dataset.drop_last:
             raise
@@ -95,12 +93,6 @@ def _first_batches(dataset: DatasetConfig, num_batches: int, seed: int) -> list[
     if batches or not num_batches or not dataset.drop_last:
         return batches
     return _first_batches(replace(dataset, drop_last=False), num_batches, seed)
-
-
-def _refuse_what_would_block(path: str) -> None:
-    """A FIFO would keep the reader for ever; here it is one more bad file."""
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise AudioError(path, "not a regular file")
 
 
 class _Features:
@@ -118,8 +110,8 @@ class _Features:
 
     @torch.no_grad()
     def example(self, number: int, batch: AudioNoiseBatch) -> ExampleBatch:
-        audio_BN, noisy_BN, added_BN = _needed(batch.audio), _needed(batch.noisy_audio), _needed(batch.noise)
-        length_B = _needed(batch.audio_len)
+        audio_BN, noisy_BN, added_BN = needed(batch.audio), needed(batch.noisy_audio), needed(batch.noise)
+        length_B = needed(batch.audio_len)
         clean_BMT, frames_B = self.preprocessor(input_signal=audio_BN, length=length_B, generator=self.generator)
         noisy_BMT, _ = self.preprocessor(input_signal=noisy_BN, length=length_B, generator=self.generator)
         mask_BT, masked_BMT = self._mask(noisy_BMT, frames_B)
@@ -137,9 +129,8 @@ class _Features:
                     mask_T=mask_BT[b, :t].numpy(),
                 )
             )
-        return ExampleBatch(
-            number, utterances, audio_BN.shape[1], self.sample_rate, self._band_hz(), list(batch.bad_files)
-        )
+        band_hz = band_centres_hz(self.preprocessor, self.sample_rate)
+        return ExampleBatch(number, utterances, audio_BN.shape[1], self.sample_rate, band_hz, list(batch.bad_files))
 
     def _mask(self, noisy_BMT: Tensor, frames_B: Tensor) -> tuple[Tensor, Tensor | None]:
         """(B, T) true where the input is masked, and the masked features if these are what is masked."""
@@ -153,14 +144,3 @@ class _Features:
             input_feats=features_BSD.transpose(1, 2), input_lengths=tokens_B, generator=self.generator
         )
         return masks_BDS[:, 0].repeat_interleave(self.factor, dim=1) > 0, None
-
-    def _band_hz(self) -> list[float]:
-        """Where each filter is highest."""
-        filters_MF = self.preprocessor.featurizer.fb[0]
-        hz_per_bin = self.sample_rate / 2 / (filters_MF.shape[1] - 1)
-        return [float(bin_number) * hz_per_bin for bin_number in filters_MF.argmax(dim=1)]
-
-
-def _needed(tensor: Tensor | None) -> Tensor:
-    assert tensor is not None, "the loader fills every field of a batch"
-    return tensor

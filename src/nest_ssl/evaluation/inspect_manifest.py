@@ -13,8 +13,7 @@ from nest_ssl.audio import AudioError, AudioInfo, audio_info
 from nest_ssl.audio.read import MIN_SHARE
 from nest_ssl.data.dataset import ManifestDataset
 from nest_ssl.data.manifest import Utterance
-
-NICE_STEPS = (1, 2, 5)
+from nest_ssl.evaluation.draw import round_step
 
 
 @dataclass(frozen=True)
@@ -160,12 +159,3 @@ def duration_histogram(known_s: NDArray[np.float64], *, max_bins: int = 24) -> H
     edges_s = [round(width_s * i, 9) for i in range(num_bins + 1)]
     counts = np.bincount(bins, minlength=num_bins).tolist()
     return Histogram(edges_s, counts, open_end=longest_s >= edges_s[-1])
-
-
-def round_step(least: float) -> float:
-    """The smallest of 1, 2 and 5 times a power of ten that is at least `least`."""
-    power = 10.0 ** np.floor(np.log10(least))
-    for step in (*NICE_STEPS, 10):
-        if step * power >= least * (1 - 1e-9):
-            return float(step * power)
-    raise AssertionError("unreachable: 10 * power > least")

@@ -3,39 +3,33 @@
 from __future__ import annotations
 
 from collections import Counter
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import jinja2
-import numpy as np
 from markupsafe import Markup
 
+from nest_ssl.evaluation import page
+from nest_ssl.evaluation.draw import colour_scale
 from nest_ssl.evaluation.inspect import Inspection
-from nest_ssl.evaluation.inspect_draw import NUM_COLOURS, png_address
 from nest_ssl.evaluation.inspect_examples import ExampleBatch
 from nest_ssl.evaluation.inspect_manifest import ManifestFacts, duration_histogram
-from nest_ssl.evaluation.inspect_pictures import batch_picture, histogram_picture, mel_range, utterance_picture
+from nest_ssl.evaluation.inspect_pictures import batch_picture, colour_range, histogram_picture, utterance_picture
 
 DRAWN_PER_BATCH = 3
 """Utterances of a batch that are drawn in detail; all are in its overview."""
 
 
 def write_page(inspection: Inspection, path: Path) -> None:
-    path.write_text(render_page(inspection), encoding="utf-8")
+    page.write(render_page(inspection), path)
 
 
 def render_page(inspection: Inspection) -> str:
     """The page as text: the same for the same inspection, to the byte."""
-    # Names of files come from outside: everything is escaped but the pictures, which escape what they hold.
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    template = environment.from_string(
-        resources.files("nest_ssl.evaluation").joinpath("inspect_page.html").read_text(encoding="utf-8")
-    )
     dataset, augmentor = inspection.dataset, inspection.dataset.batch_augmentor
     rows = [row for rows in inspection.batchings.values() for row in rows]
     limits_s = {"min_duration": dataset.min_duration, "max_duration": dataset.max_duration}
-    return template.render(
+    return page.render(
+        "inspect_page.html",
         data=inspection,
         manifests=[
             _manifest(title, facts, limits_s if facts is inspection.speech else {})
@@ -46,7 +40,7 @@ def render_page(inspection: Inspection) -> str:
         normalized=inspection.normalized,
         keeps_noise=inspection.noise is not None and augmentor is not None and augmentor.keep_unselected_noise,
         examples=[_example(batch) for batch in inspection.examples],
-        colours=png_address(np.arange(NUM_COLOURS, dtype=np.uint8)[None]),
+        colours=colour_scale(),
     )
 
 
@@ -72,7 +66,7 @@ def _manifest(title: str, facts: ManifestFacts, limits_s: dict[str, float | None
 
 
 def _example(batch: ExampleBatch) -> dict[str, Any]:
-    low, high = mel_range(batch)
+    low, high = colour_range(batch)
     drawn = [
         {"number": number, "utterance": utterance, "picture": Markup(utterance_picture(utterance, batch))}
         for number, utterance in enumerate(batch.utterances[:DRAWN_PER_BATCH], start=1)

@@ -8,16 +8,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from nest_ssl.evaluation.inspect_draw import envelope, heat_map, line, rect, runs, svg, text, ticks
+from nest_ssl.evaluation.draw import envelope, line, path, rect, runs, svg, text, ticks
 from nest_ssl.evaluation.inspect_examples import ExampleBatch, ExampleUtterance
 from nest_ssl.evaluation.inspect_manifest import Histogram
+from nest_ssl.evaluation.lanes import GAP, LEFT, MEL_HEIGHT, PLOT, WIDTH, mask_lane, mel_lane, mel_range, time_axis
 
-WIDTH, LEFT, RIGHT = 1060, 142, 14
-PLOT = WIDTH - LEFT - RIGHT
-WAVE_HEIGHT, MEL_HEIGHT, GAP = 56, 84, 8
+WAVE_HEIGHT = 56
 MAX_ROWS = 64
 """Utterances of a batch in its overview."""
-BAND_TICKS_HZ = (1000, 3000, 8000, 20000)
 
 
 def histogram_picture(histogram: Histogram, limits_s: dict[str, float | None]) -> str:
@@ -35,7 +33,7 @@ def histogram_picture(histogram: Histogram, limits_s: dict[str, float | None]) -
         title = f"{low_s:g} s and longer: {count:,}" if last else f"{low_s:g} to {high_s:g} s: {count:,}"
         box = (LEFT + low_s * x_of + 1, top + height - count * y_of, (high_s - low_s) * x_of - 2, count * y_of)
         parts.append(rect(*box, "open-bar" if last else "bar", title))
-    parts += _time_axis(end_s, top + height, "duration in seconds")
+    parts += time_axis(end_s, top + height, "duration in seconds")
     parts.append(text(LEFT - 8, top + height + 34, "utterances ↑", "tick", "end"))
     for name, limit_s in limits_s.items():
         if limit_s is not None and 0 < limit_s < end_s:
@@ -66,7 +64,7 @@ def batch_picture(batch: ExampleBatch) -> str:
         added = _filled(utterance.added_N, batch.sample_rate)
         cell = audio_s * x_of / max(len(added), 1)
         parts += [rect(LEFT + a * cell, y + bar - 4, (b - a) * cell, 4, "added") for a, b in runs(added)]
-    parts += _time_axis(row_s, top + len(rows) * step, "seconds")
+    parts += time_axis(row_s, top + len(rows) * step, "seconds")
     return svg(WIDTH, top + len(rows) * step + 40, parts, f"Batch {batch.number}")
 
 
@@ -74,7 +72,7 @@ def utterance_picture(utterance: ExampleUtterance, batch: ExampleBatch) -> str:
     """Clean, added and noisy waveform, and the features that come of them, over the same seconds."""
     end_s = len(utterance.audio_N) / batch.sample_rate
     peak = max(float(np.abs(x).max()) for x in (utterance.audio_N, utterance.added_N, utterance.noisy_N))
-    low, high = mel_range(batch)
+    colours = colour_range(batch)
     parts: list[str] = []
     y = 4.0
     waves = (("clean", utterance.audio_N), ("added", utterance.added_N), ("noisy", utterance.noisy_N))
@@ -88,60 +86,28 @@ def utterance_picture(utterance: ExampleUtterance, batch: ExampleBatch) -> str:
     )
     for words, mels_MT in lanes:
         if mels_MT is not None:
-            parts += _mel_lane(y, words, heat_map(mels_MT, low, high), batch.band_hz)
+            parts += mel_lane(y, words, mels_MT, colours, batch.band_hz)
             y += MEL_HEIGHT + GAP
-    parts += _mask_lane(y, utterance.mask_T)
+    parts += mask_lane(y, utterance.mask_T)
     y += 12
-    parts += _time_axis(end_s, y, "seconds")
+    parts += time_axis(end_s, y, "seconds")
     return svg(WIDTH, y + 40, parts, escape(f"Utterance {_short(utterance.name)}"))
 
 
-def mel_range(batch: ExampleBatch) -> tuple[float, float]:
-    """Values between which the colours of a batch's heat maps spread: all but the outermost percent."""
-    values = np.concatenate([x.ravel()[::7] for u in batch.utterances for x in (u.clean_MT, u.noisy_MT)])
-    low, high = np.percentile(values, (1, 99)) if len(values) else (0.0, 1.0)
-    return round(float(low), 1), round(float(high), 1)
+def colour_range(batch: ExampleBatch) -> tuple[float, float]:
+    """Values between which the colours of a batch's heat maps spread."""
+    return mel_range(mels_MT for u in batch.utterances for mels_MT in (u.clean_MT, u.noisy_MT))
 
 
 def _wave_lane(y: float, name: str, samples_N: NDArray[np.float32], peak: float) -> list[str]:
     middle = y + WAVE_HEIGHT / 2
-    path = envelope(samples_N, LEFT, PLOT, middle, WAVE_HEIGHT / 2 / max(peak, 1e-9))
+    shape = envelope(samples_N, LEFT, PLOT, middle, WAVE_HEIGHT / 2 / max(peak, 1e-9))
     return [
         rect(LEFT, y, PLOT, WAVE_HEIGHT, "lane"),
-        f'<path class="wave-{name}" d="{path}"/>',
+        path(shape, f"wave-{name}"),
         text(LEFT - 8, middle - 2, name, "name", "end"),
         text(LEFT - 8, middle + 13, f"± {peak:.2g}", anchor="end"),
     ]
-
-
-def _mel_lane(y: float, words: list[str], address: str, band_hz: list[float]) -> list[str]:
-    """A heat map with its name, what it is for, and the frequencies of its bands."""
-    place = f'x="{LEFT}" y="{y:.1f}" width="{PLOT}" height="{MEL_HEIGHT}"'
-    parts = [f'<image {place} preserveAspectRatio="none" href="{address}"/>']
-    top = y + MEL_HEIGHT / 2 + 4 - 7.5 * (len(words) - 1)
-    for i, word in enumerate(words):
-        parts.append(text(LEFT - 54, top + 15 * i, word, "tick" if i else "name", "end"))
-    for hz in BAND_TICKS_HZ:
-        if hz <= band_hz[-1] * 1.05:
-            band = min(int(np.searchsorted(band_hz, hz)), len(band_hz) - 1)
-            at = y + MEL_HEIGHT * (1 - (band + 0.5) / len(band_hz))
-            parts += [line(LEFT - 4, at, LEFT, at), text(LEFT - 7, at + 4, f"{hz // 1000} kHz", anchor="end")]
-    return parts
-
-
-def _mask_lane(y: float, mask_T: NDArray[np.bool_]) -> list[str]:
-    frame = PLOT / max(len(mask_T), 1)
-    masked = [rect(LEFT + a * frame, y, (b - a) * frame, 9, "masked") for a, b in runs(mask_T)]
-    return [rect(LEFT, y, PLOT, 9, "lane"), *masked, text(LEFT - 8, y + 9, "mask", "name", "end")]
-
-
-def _time_axis(end_s: float, y: float, title: str) -> list[str]:
-    parts = [line(LEFT, y, LEFT + PLOT, y)]
-    for tick in ticks(end_s):
-        x = LEFT + tick / end_s * PLOT
-        parts += [line(x, y, x, y + 4), text(x, y + 17, f"{tick:g}", anchor="middle")]
-    parts.append(text(LEFT + PLOT, y + 34, title, anchor="end"))
-    return parts
 
 
 def _filled(samples_N: NDArray[np.float32], sample_rate: int) -> NDArray[np.bool_]:

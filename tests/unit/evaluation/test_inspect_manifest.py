@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nest_ssl.data import AudioNoiseDataset
-from nest_ssl.evaluation.inspect_manifest import ManifestFacts, choose, duration_histogram, look_at, round_step
+from nest_ssl.evaluation.draw import round_step
+from nest_ssl.evaluation.inspect_manifest import ManifestFacts, choose, duration_histogram, look_at
 from tests.unit.evaluation.conftest import RATE, Speech
 
 

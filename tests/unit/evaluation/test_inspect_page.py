@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
+from nest_ssl.evaluation.draw import MAX_COLUMNS, NUM_COLOURS, envelope, heat_map, pool_columns, runs, ticks
 from nest_ssl.evaluation.inspect import Inspection, InspectOptions, inspect_data
-from nest_ssl.evaluation.inspect_draw import MAX_COLUMNS, NUM_COLOURS, envelope, heat_map, pool_columns, runs, ticks
 from nest_ssl.evaluation.inspect_page import render_page
 from tests.unit.evaluation.conftest import Speech
 

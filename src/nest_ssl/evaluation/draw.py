@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import struct
 import zlib
 from collections.abc import Iterator
@@ -10,11 +11,10 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from nest_ssl.evaluation.inspect_manifest import round_step
-
 NUM_COLOURS = 64
 """Levels of a heat map: more cannot be told apart, and make the file larger."""
 MAX_COLUMNS = 900
+NICE_STEPS = (1, 2, 5)
 _ANCHORS = ("#0b0d1f", "#2a1a5e", "#6a1f7b", "#b0307a", "#e6565a", "#fb9a5d", "#fcd98a", "#fdfbe4")
 """Dark to light in equal steps of lightness, so that brighter reads as louder, also in grey."""
 
@@ -60,6 +60,11 @@ def png_address(levels_HW: NDArray[np.uint8]) -> str:
     return "data:image/png;base64," + base64.b64encode(png).decode()
 
 
+def colour_scale() -> str:
+    """The colours of heat maps side by side, as a `data:` address."""
+    return png_address(np.arange(NUM_COLOURS, dtype=np.uint8)[None])
+
+
 def envelope(samples_N: NDArray[np.float32], left: float, width: float, middle: float, scale: float) -> str:
     """A closed SVG path between the lowest and the highest sample of each column; `scale` pixels for 1.0."""
     num_columns = min(MAX_COLUMNS, len(samples_N))
@@ -79,10 +84,20 @@ def runs(flags: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
     yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
 
 
-def ticks(end: float, max_ticks: int = 10) -> list[float]:
-    """Round numbers from 0 up to `end`."""
-    step = round_step(end / max_ticks)
-    return [round(step * i, 9) for i in range(int(end / step + 1e-9) + 1)]
+def ticks(end: float, max_ticks: int = 10, start: float = 0.0) -> list[float]:
+    """Round numbers from `start` up to `end`."""
+    step = round_step((end - start) / max_ticks)
+    first, last = math.ceil(start / step - 1e-9), math.floor(end / step + 1e-9)
+    return [float(f"{step * i:.9g}") for i in range(first, last + 1)]
+
+
+def round_step(least: float) -> float:
+    """The smallest of 1, 2 and 5 times a power of ten that is at least `least`."""
+    power = 10.0 ** np.floor(np.log10(least))
+    for step in (*NICE_STEPS, 10):
+        if step * power >= least * (1 - 1e-9):
+            return float(step * power)
+    raise AssertionError("unreachable: 10 * power > least")
 
 
 def rect(x: float, y: float, width: float, height: float, kind: str, title: str = "") -> str:
@@ -93,6 +108,11 @@ def rect(x: float, y: float, width: float, height: float, kind: str, title: str 
 
 def text(x: float, y: float, content: str, kind: str = "tick", anchor: str = "start") -> str:
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{content}</text>'
+
+
+def path(shape: str, kind: str) -> str:
+    """`shape` is what SVG calls `d`."""
+    return f'<path class="{kind}" d="{shape}"/>'
 
 
 def line(x1: float, y1: float, x2: float, y2: float, kind: str = "axis") -> str:

@@ -1,0 +1,22 @@
+"""`nest-ssl report`: a pre-training run on one page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nest_ssl.cli.console import quiet
+
+
+def report(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run, finished or not.")],
+    output: Annotated[Path | None, typer.Option(help="The page to write; default: RUN_DIR/report.html.")] = None,
+) -> None:
+    """Curves, codebook use, a verdict, and an utterance with its tokens: one HTML file that needs no network."""
+    from nest_ssl.evaluation.run_report import write_run_report
+
+    with quiet("nest_ssl.data.manifest"):  # sizes of manifests are no news of a run
+        path = write_run_report(run_dir, output=output)
+    print(path)
