@@ -12,8 +12,8 @@ from nest_ssl.evaluation.draw import line, path, runs, svg, text, ticks
 
 Floats = NDArray[np.float64]
 
-WIDTH, HEIGHT = 520, 250
-LEFT, RIGHT, TOP, BOTTOM = 58, 14, 24, 36
+WIDTH, HEIGHT = 460, 230
+LEFT, RIGHT, TOP, BOTTOM = 52, 12, 24, 36
 PLOT_WIDTH, PLOT_HEIGHT = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
 MAX_BUCKETS = 300
 """Of more points than this, the lowest and the highest of as many stretches are drawn: no peak is lost."""
@@ -176,7 +176,7 @@ def _value_range(chart: Chart) -> tuple[float, float]:
 
 def _axes(chart: Chart, scale: _Scale) -> list[str]:
     parts = [text(4, 12, chart.unit)]
-    for tick in ticks(scale.high, 5, scale.low):
+    for tick in ticks(scale.high, 6, scale.low):
         y = scale.y(tick)
         parts += [line(LEFT, y, LEFT + PLOT_WIDTH, y, "grid"), text(LEFT - 8, y + 4, _number(tick), anchor="end")]
     foot = TOP + PLOT_HEIGHT

@@ -45,7 +45,7 @@ def metric_charts(metrics: RunMetrics, num_classes: int | None, num_ranks: int |
             ],
             from_zero=True,
         ),
-        Chart("Learning rate", "", [_curve(metrics, "learning_rate", "learning rate")], from_zero=True),
+        Chart("Learning rate", "", [_curve(metrics, "learning_rate", "at each step", smoothed=False)], from_zero=True),
         Chart(
             "Speed", f"seconds of audio per second{rank}", [_curve(metrics, "audio_s_per_s", "speed")], from_zero=True
         ),
@@ -95,6 +95,14 @@ def book_uses(used_KH: Ints) -> list[BookUse]:
     return uses
 
 
-def _curve(metrics: RunMetrics, column: str, name: str, kind: str = "solid", *, factor: float = 1.0) -> Curve:
+def _curve(
+    metrics: RunMetrics,
+    column: str,
+    name: str,
+    kind: str = "solid",
+    *,
+    factor: float = 1.0,
+    smoothed: bool = True,
+) -> Curve:
     series = metrics.series(column)
-    return Curve(name, kind, series.steps_R, factor * series.values_R, smoothed=kind != "dotted")
+    return Curve(name, kind, series.steps_R, factor * series.values_R, smoothed and kind != "dotted")

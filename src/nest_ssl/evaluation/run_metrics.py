@@ -12,6 +12,10 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+"""No metric is larger: what is, is damage, and counts as infinite."""
+END_OF_TIME_S = 253_402_300_799
+"""The last second of the year 9999."""
 LONG_GAP = 5
 """A step that took this many times the usual time had a pause in it: the run was interrupted and resumed."""
 
@@ -91,6 +95,7 @@ class RunMetrics:
     def times(self) -> tuple[float, float] | None:
         """Of the first and the last row, in seconds since 1970."""
         finite = self.series("time").finite.values_R
+        finite = finite[(finite >= 0) & (finite <= END_OF_TIME_S)]
         return (float(finite.min()), float(finite.max())) if len(finite) else None
 
     def audio_s(self) -> float | None:
@@ -157,4 +162,5 @@ def _numbers(cells: list[str]) -> tuple[Floats, NDArray[np.bool_], int]:
                 filled_R[row] = True
             except ValueError:
                 num_unreadable += 1
+    values_R[np.abs(values_R) > FLOAT32_MAX] = np.inf
     return values_R, filled_R, num_unreadable

@@ -92,6 +92,7 @@ def render_report(run: Run, look: Look) -> str:
         usage=_chart(usage_chart(predictions, look.audio)) if predictions else None,
         uses=book_uses(predictions.used_KH) if predictions else [],
         example=example,
+        checkpoint_date=utc(run.checkpoint.stat().st_mtime) if run.checkpoint else "",
         picture=Markup(tokens_picture(example)) if example else None,
         colours=colour_scale(),
         colour_range=colours,

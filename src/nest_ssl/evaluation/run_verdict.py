@@ -53,7 +53,7 @@ def judge(
     if trained.num_bad and not trained.is_finite[-1]:
         where = f"at {trained.num_bad:,} of {len(trained):,} logged steps, first at step {trained.first_bad_step:,}"
         advice = "A lower learning rate (model.optim.lr) or trainer.gradient_clip_val=1.0 may keep it finite."
-        return Verdict(Outcome.FAILED, "The loss is not a number", [f"It is not {where}.", advice])
+        return Verdict(Outcome.FAILED, "The loss is not a number", [f"It is NaN or infinite {where}.", advice])
     sentences, loss = _loss(metrics, num_classes)
     if trained.num_bad:
         sentences.append(f"At {trained.num_bad:,} of {len(trained):,} logged steps the loss was not a number.")

@@ -3,7 +3,6 @@ from __future__ import annotations
 import base64
 import io
 import re
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -16,47 +15,17 @@ from nest_ssl.evaluation.draw import MAX_COLUMNS, NUM_COLOURS, envelope, heat_ma
 from nest_ssl.evaluation.inspect import Inspection, InspectOptions, inspect_data
 from nest_ssl.evaluation.inspect_page import render_page
 from tests.unit.evaluation.conftest import Speech
+from tests.unit.evaluation.page_parser import Page, assert_needs_no_network
 
 
 def inspect(speech: Speech, *overrides: str, num_examples: int = 1) -> Inspection:
     return inspect_data(speech.config(overrides), InspectOptions(batch_sizes=[4], num_examples=num_examples))
 
 
-class Page(HTMLParser):
-    """Addresses and tags of a page; void and unclosed ones are told apart."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.addresses: list[str] = []
-        self.tags: list[str] = []
-        self.open: list[str] = []
-        self.feed(page)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append(tag)
-        if tag not in ("meta", "img", "line", "image"):
-            self.open.append(tag)
-        self.addresses += [value or "" for name, value in attrs if name in ("href", "src", "xlink:href", "srcset")]
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        if self.open and self.open[-1] == tag:
-            self.open.pop()
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-
 def test_the_page_holds_all_its_pictures_and_needs_no_network(speech: Speech) -> None:
     text = render_page(inspect(speech))
-    page = Page(text)
-    assert page.open == []
+    page = assert_needs_no_network(text)
     assert len(page.addresses) == 1 + 3 * 3  # the colours of the legend; three features of three utterances
-    assert all(address.startswith("data:image/png;base64,") for address in page.addresses)
-    assert "http" not in text
-    assert "url(" not in text
-    assert "@import" not in text
-    assert not {"script", "link", "iframe", "object"} & set(page.tags)
 
 
 def test_the_same_data_gives_the_same_page_to_the_byte(speech: Speech) -> None:
