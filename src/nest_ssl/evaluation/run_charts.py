@@ -27,6 +27,8 @@ class BookUse:
 def metric_charts(metrics: RunMetrics, num_classes: int | None, num_ranks: int | None) -> list[Chart]:
     """What training logged, over steps."""
     blind = [] if num_classes is None else [(f"blind guess: ln {num_classes:,}", math.log(num_classes))]
+    most_frequent = metrics.series("val_most_frequent_token").finite.last
+    to_beat = [] if most_frequent is None else [("validation’s most frequent code", 100 * most_frequent)]
     rank = "" if num_ranks == 1 else ", first rank"
     return [
         Chart(
@@ -43,6 +45,7 @@ def metric_charts(metrics: RunMetrics, num_classes: int | None, num_ranks: int |
                 _curve(metrics, "val_accuracy", "validation", "dotted", factor=100),
                 _curve(metrics, "most_frequent_token", "to beat: the batch’s most frequent code", "dashed", factor=100),
             ],
+            limits=to_beat,
             from_zero=True,
         ),
         Chart("Learning rate", "", [_curve(metrics, "learning_rate", "at each step", smoothed=False)], from_zero=True),

@@ -25,12 +25,10 @@ from nest_ssl.evaluation.run_verdict import judge
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
 
 REPORT = "report.html"
+# Endings of columns: of several validation sets each has its own, NAME_val_loss.
 LOWER_IS_BETTER = ("train_loss", "val_loss", "train_loss_epoch")
-HIGHER_IS_BETTER = ("accuracy", "val_accuracy", "audio_s_per_s")
-SHARES = (
-    *("accuracy", "val_accuracy", "most_frequent_token", "mask_rate"),
-    *("codebook_coverage", "padding_share", "data_wait_share"),
-)
+HIGHER_IS_BETTER = ("accuracy", "audio_s_per_s")
+SHARES = ("accuracy", "most_frequent_token", "mask_rate", "codebook_coverage", "padding_share", "data_wait_share")
 
 
 @dataclass(frozen=True)
@@ -135,7 +133,8 @@ def _rows(metrics: RunMetrics) -> list[tuple[str, int, str, str, str]]:
         series = metrics.series(name)
         if name in ("step", "time") or not len(series):
             continue
-        best = series.best(lowest=name in LOWER_IS_BETTER) if name in LOWER_IS_BETTER + HIGHER_IS_BETTER else None
+        lower = name.endswith(LOWER_IS_BETTER)
+        best = series.best(lowest=lower) if lower or name.endswith(HIGHER_IS_BETTER) else None
         shown = "" if best is None else f"{_value(name, best[1])} (step {best[0]:,})"
         first, last = (_value(name, float(series.values_R[place])) for place in (0, -1))
         rows.append((name, len(series), first, last, shown))
@@ -143,7 +142,7 @@ def _rows(metrics: RunMetrics) -> list[tuple[str, int, str, str, str]]:
 
 
 def _value(column: str, value: float) -> str:
-    return f"{100 * value:.2f} %" if column in SHARES else f"{value:.4g}" if "rate" in column else f"{value:.4f}"
+    return f"{100 * value:.2f} %" if column.endswith(SHARES) else f"{value:.4g}" if "rate" in column else f"{value:.4f}"
 
 
 def _millions(count: int) -> str:

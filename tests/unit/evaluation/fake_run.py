@@ -53,6 +53,7 @@ def rows(num_steps: int, validate_every: int = 5) -> list[dict[str, Any]]:
         out.append({**train, "data_wait_share": 0.0625 if math.fmod(step, 2) else 0.03125})
         if (step + 1) % validate_every == 0:
             val = {"val_loss": 4.9 - step / num_steps, "val_accuracy": 0.02 + 0.1 * step / num_steps}
+            val |= {"val_most_frequent_token": 0.0789, "other_val_loss": 4.2345}
             out.append({"step": step, "time": STARTED_S + len(out), **val})
     return out
 

@@ -68,6 +68,9 @@ def test_numbers_of_the_page_are_those_of_the_run(tmp_path: Path) -> None:
     assert f"<b>{validated[-1]['val_loss']:.4f}</b><span>validation loss" in text
     assert f"The validation loss is {validated[-1]['val_loss']:.3f} at step 19" in text
     assert "ln 64 = 4.159" in text
+    assert '<code>other_val_loss</code></td><td class="n">4</td>' in text
+    assert "4.2345 (step 4)" in text  # of one of several validation sets
+    assert "7.89 %" in text
     assert "<b>20</b><span>of 20 steps" in text
     assert "<b>≈ 13 min 20 s</b><span>of audio heard" in text  # 20 steps of 40 s
     assert "<b>23 s</b><span>first to last row" in text  # 24 rows, one second apart
@@ -175,6 +178,9 @@ def test_without_noise_the_noisy_features_are_the_clean_ones(tmp_path: Path) -> 
 def test_without_validation_the_training_data_is_used_and_said(tmp_path: Path) -> None:
     run = make_run(tmp_path, "model.validation_ds.manifest_filepath=null")
     write_metrics(run / "metrics.csv", [row for row in rows(20) if "val_loss" not in row])
+    (run / "checkpoints" / "fake.nemo").rename(tmp_path / "fake.nemo")
+    assert "of the masked tokens in the last training batches are predicted right" in report(run)
+    (tmp_path / "fake.nemo").rename(run / "checkpoints" / "fake.nemo")
     text = report(run)
     assert "6 validation utterances" not in text
     assert "training utterances" in text
@@ -187,7 +193,10 @@ def test_a_run_without_a_checkpoint_has_curves_and_says_why_there_is_no_picture(
     assert "No picture: " in text
     assert "no .nemo or .ckpt file is there yet" in text
     assert text.count('<svg viewBox="0 0 460 230"') == len(CHARTS)
-    assert "of the masked tokens in validation are predicted right" in text
+    accuracy = rows(20)[-1]["val_accuracy"]
+    assert f"{accuracy:.1%} of the masked tokens in validation are predicted right" in text
+    assert "always naming the most frequent code gets 7.9%" in text
+    assert ">validation’s most frequent code</text>" in text
 
 
 def test_a_checkpoint_that_cannot_be_read_is_named(tmp_path: Path) -> None:
