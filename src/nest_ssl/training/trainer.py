@@ -15,8 +15,12 @@ from lightning.pytorch.loggers import Logger
 from nest_ssl.config import TrainerConfig
 from nest_ssl.config.targets import resolve_target
 from nest_ssl.training.checkpoints import AtomicCheckpointIO
+from nest_ssl.training.sharding import fsdp
 
 log = logging.getLogger(__name__)
+
+PRECISIONS = {"16": "16-mixed", "bf16": "bf16-mixed"}
+"""NeMo's names, which Lightning takes too, with a warning."""
 
 
 def build_trainer(config: TrainerConfig, callbacks: list[Callback], loggers: list[Logger]) -> pl.Trainer:
@@ -25,7 +29,8 @@ def build_trainer(config: TrainerConfig, callbacks: list[Callback], loggers: lis
     arguments = dict(vars(config))
     on_gpu = uses_gpu(config)
     arguments |= {
-        "strategy": _strategy(config.strategy),
+        "strategy": _strategy(config.strategy, on_gpu),
+        "precision": PRECISIONS.get(str(config.precision), config.precision),
         "devices": _devices(config, on_gpu),
         "gradient_clip_val": config.gradient_clip_val or None,
         "logger": loggers or False,
@@ -54,6 +59,8 @@ def _quiet_lightning() -> None:
         ".*does not have many workers",
         ".*Found .* module.* in eval mode",
         ".*Checkpoint directory .* exists and is not empty",  # so it does whenever a run is resumed
+        ".*your dataloader is not resumable",  # it is: checkpoints hold the position in the plan
+        ".*is smaller than the logging interval",  # every step counts across epochs here
         ".*Total length of `list` across ranks is zero",  # no validation set
     )
     for message in messages:
@@ -86,9 +93,12 @@ def _num_ranks(config: TrainerConfig) -> int:
     return per_node * config.num_nodes
 
 
-def _strategy(strategy: str | dict[str, Any]) -> Any:
-    if isinstance(strategy, str):
-        return strategy
-    options = dict(strategy)
-    name = resolve_target(options.pop("_target_"), "trainer.strategy._target_")
-    return getattr(strategies, name)(**options)
+def _strategy(strategy: str | dict[str, Any], on_gpu: bool) -> Any:
+    options = {} if isinstance(strategy, str) else dict(strategy)
+    target = options.pop("_target_", None)
+    name = strategy if target is None else resolve_target(target, "trainer.strategy._target_")
+    if name in ("fsdp", "FSDPStrategy"):
+        if not on_gpu:
+            raise ValueError("trainer.strategy=fsdp: shards over GPUs, and there are none. Use ddp on CPU ranks.")
+        return fsdp(**options)
+    return name if target is None else getattr(strategies, str(name))(**options)
