@@ -104,6 +104,7 @@ def nemo_config(cfg: ModelConfig, class_name: str) -> dict[str, Any]:
     }
     for section, name in modules.items():
         config[section] = {"_target_": nemo_target(name), **config[section]}
+    del config["compile"]  # of the machine, not of the model; NeMo has no such key
     config["optim"] = cfg.optim.as_nemo_writes_it()
     if cfg.mask_position == "post_conv":
         config["quantizer"]["combine_time_steps"] = 1  # NeMo adjusts the other values of post_conv by itself

@@ -17,10 +17,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "nemo_file": {"_version", "config"},
     "modules": {"config"},
     "model": {"config", "inputs", "modules", "nemo_file"},
+    "captured": {"model", "modules"},
     "checkpoint": {"config", "model", "nemo_file"},
     "data": {"audio", "config"},
     "distributed": {"config"},
-    "training": {"audio", "config", "inputs", "nemo_file", "modules", "model", "checkpoint", "data", "distributed"},
+    "training": {"audio", "config", "inputs", "nemo_file", "modules", "model", "captured"}
+    | {"checkpoint", "data", "distributed"},
     "evaluation": {"audio", "config", "modules", "model", "checkpoint", "data"},
     "verification": {"_version", "config", "model", "checkpoint", "nemo_file"},
     "__main__": {"cli"},

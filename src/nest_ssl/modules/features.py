@@ -89,6 +89,11 @@ class MelFeaturizer(KeepsPrecision):
         frames = (num_samples + fft // 2 * 2 - fft).div(self.cfg.num_stride_samples, rounding_mode="floor")
         return frames.clamp(min=0).long()
 
+    def num_padded_frames(self, num_samples: Tensor) -> Tensor:
+        """Frames of a batch whose rows have this many samples, with those added by `pad_to`."""
+        frames, multiple = self.num_frames(num_samples) + 1, max(1, self.cfg.pad_to)
+        return (frames + multiple - 1) // multiple * multiple
+
     def _spectrum(self, signal_BN: Tensor) -> Tensor:
         cfg = self.cfg
         window = None if self.window is None else self.window.float()
