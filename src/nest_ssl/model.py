@@ -57,7 +57,7 @@ class EncDecMaskedTokenPredModel(nn.Module):
         sections = effective_sections(self.cfg)
         self.preprocessor = AudioToMelSpectrogramPreprocessor(**vars(sections.preprocessor))
         self.encoder = ConformerEncoder(**vars(sections.encoder))
-        self.encoder.compile_mode = str(self.cfg.compile)
+        self.encoder.compile_mode, self.encoder.activation_budget = str(self.cfg.compile), self.cfg.activation_budget
         self.quantizer = RandomProjectionVectorQuantizer(**vars(sections.quantizer))
         self.mask_processor = RandomBlockMasking(**vars(sections.masking))
         self.decoder = MultiSoftmaxDecoder(**vars(sections.decoder))
@@ -234,9 +234,22 @@ class EncDecDenoiseMaskedTokenPredModel(EncDecMaskedTokenPredModel):
 
         `num_samples`: a scalar tensor, the batch's size without padding that was added for a GPU's sake; None: all.
         """
-        clean = self._features(Signal("audio", audio, audio_len), generator)
-        noisy = self._features(Signal("noisy_audio", noisy_audio, noisy_audio_len), generator)
+        clean_signal, noisy_signal = (
+            Signal("audio", audio, audio_len),
+            Signal("noisy_audio", noisy_audio, noisy_audio_len),
+        )
+        if audio.is_cuda and audio.shape == noisy_audio.shape and audio_len.shape == noisy_audio_len.shape:
+            clean, noisy = self._both_features(clean_signal, noisy_signal, generator)
+        else:
+            clean, noisy = self._features(clean_signal, generator), self._features(noisy_signal, generator)
         return self._masked_loss(clean, noisy, generator, num_samples)
+
+    def _both_features(self, clean: Signal, noisy: Signal, generator: torch.Generator | None) -> tuple[Mels, Mels]:
+        """The features of two signals of one size in one pass."""
+        samples, length = torch.cat((clean.samples_BN, noisy.samples_BN)), torch.cat((clean.length, noisy.length))
+        both = self._features(Signal(f"{clean.name} and {noisy.name}", samples, length), generator)
+        (clean_BMT, noisy_BMT), (clean_len, noisy_len) = both.mels_BMT.chunk(2), both.length.chunk(2)
+        return Mels(clean.name, clean_BMT, clean_len), Mels(noisy.name, noisy_BMT, noisy_len)
 
 
 class MaskedSubsampling(nn.Module):

@@ -241,6 +241,9 @@ class ModelConfig:
     """pre_conv: mask mel frames; post_conv: mask the subsampled frames, whose codes are then the targets."""
     compile: str | bool = "auto"
     """Compiled training: auto (on a CUDA GPU), on, or off. The maths is the same; see docs/performance.md."""
+    activation_budget: float = 0.9
+    """Compiled training keeps this share of the activations it would like to keep for the backward pass, and computes
+    the others again: 1 is fastest, 0.5 takes half the memory and some 10 % more time."""
     train_ds: DatasetConfig | None = None
     validation_ds: DatasetConfig | None = None
     test_ds: DatasetConfig | None = None
@@ -251,6 +254,7 @@ class ModelConfig:
         if isinstance(self.compile, bool):  # yaml reads on and off as booleans
             self.compile = "on" if self.compile else "off"
         one_of("model.compile", self.compile, COMPILE_MODES)
+        probability("model.activation_budget", self.activation_budget)
         self._agree("encoder.feat_in", self.encoder.feat_in, "preprocessor.features", self.preprocessor.features)
         out = self.encoder.feat_out if self.encoder.feat_out > 0 else self.encoder.d_model
         self._agree("decoder.feat_in", self.decoder.feat_in, "the encoder's output", out)

@@ -59,7 +59,7 @@ class ConformerEncoder(nn.Module):
         shared = position_biases(cfg.d_model, cfg.n_heads) if relative and not cfg.untie_biases else None
         self.layers = nn.ModuleList(ConformerLayer(cfg, shared) for _ in range(cfg.n_layers))
         self.layer_drop_probs = layer_drop_probs(cfg)
-        self.compile_mode = "off"  # the model sets it to model.compile
+        self.compile_mode, self.activation_budget = "off", 1.0  # the model sets them to those of its configuration
         project = cfg.feat_out > 0 and cfg.feat_out != cfg.d_model
         self.out_proj = nn.Linear(cfg.d_model, cfg.feat_out) if project else None
 

@@ -34,20 +34,17 @@ def convolve_backward(
     taps, num_frames = weight_DK.shape[1], frames_BS.shape[1]
     grad_ND = grad_ND.contiguous()
     grad_x_ND = _convolve(grad_ND, weight_DK, None, num_frames, taps - 1 - left, flip=True)
-    places = 1 << taps.bit_length()  # the taps, and the bias
     block_d = 64
     programs = max(1, min(_PROGRAMS * block_d // width + 1, num_rows // 32))
-    rows = -(-num_rows // programs)
-    partial = torch.empty((programs, places, width), dtype=torch.float32, device=x_ND.device)
-    over_time.weight_gradient_kernel[(programs, -(-width // block_d))](
-        *(x_ND, grad_ND, partial, num_rows, num_frames, left, rows),
+    partial = torch.empty((programs, taps + 1, width), dtype=torch.float32, device=x_ND.device)
+    over_time.weight_gradient_kernel[(programs, -(-width // block_d), -(-taps // 3))](
+        *(x_ND, grad_ND, partial, num_rows, num_frames, left, -(-num_rows // programs)),
         D=width,
         K=taps,
-        KP=places,
         BLOCK_N=32,
         BLOCK_D=block_d,
     )
-    sums_KD = partial[:, : taps + 1].sum(0)
+    sums_KD = partial.sum(0)
     return grad_x_ND, sums_KD[:taps].T.contiguous(), sums_KD[taps].clone()
 
 
@@ -132,8 +129,8 @@ def halve_backward(
     block_v, block_c = _blocks(half_bands, channels)
     num_rows = batch * half_frames
     programs = min(num_rows, 4 * _PROGRAMS)
-    partial = torch.empty((programs, 16, channels), dtype=torch.float32, device=x_BTMC.device)
-    halving.halve_weight_gradient_kernel[(programs, -(-channels // block_c))](
+    partial = torch.empty((programs, 10, channels), dtype=torch.float32, device=x_BTMC.device)
+    halving.halve_weight_gradient_kernel[(programs, -(-channels // block_c), 3)](
         *(x_BTMC, lengths_B, grad_BUVC, partial, *sizes, num_rows, -(-num_rows // programs)),
         C=channels,
         BLOCK_V=block_v,

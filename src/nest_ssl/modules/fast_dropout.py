@@ -1,7 +1,7 @@
 """Dropout whose mask is a function of a seed and the place: nothing to store, cheap to make again in the backward pass.
 
 torch's generator spends some 80 integer instructions on a number, more than everything around it in a fused kernel;
-this hash spends 9. A step draws its seeds from torch's generator, so a seeded step repeats to the bit.
+this hash spends 8. A step draws its seeds from torch's generator, so a seeded step repeats to the bit.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Multipliers of a 32-bit integer hash of two rounds ("lowbias32", C. Wellons, public domain).
+# Multipliers of a 32-bit integer hash ("lowbias32", C. Wellons, public domain); seeds are random, so that its first
+# step, which spreads the high bits of a counter, can be left out.
 FIRST, SECOND = 0x7FEB352D, 0x846CA68B - 2**32
 MOST = 2**31 - 1
 
@@ -29,12 +30,17 @@ def dropout(x: Tensor, rate: float, seed: Tensor) -> Tensor:
 
 def keep_mask(size: int, rate: float, seed: Tensor) -> Tensor:
     """(size,) true with probability 1 − rate, independently for every place and seed."""
-    mixed = torch.arange(size, dtype=torch.int32, device=seed.device) ^ seed
-    mixed = (mixed ^ _shifted(mixed, 16)) * FIRST
+    mixed = (torch.arange(size, dtype=torch.int32, device=seed.device) ^ seed) * FIRST
     mixed = (mixed ^ _shifted(mixed, 15)) * SECOND
     mixed = mixed ^ _shifted(mixed, 16)
-    kept: Tensor = (mixed & MOST) >= int(rate * 2**31)
+    # As an unsigned number it is below rate · 2³² with probability `rate`; as a signed one it starts at −2³¹.
+    kept: Tensor = (mixed ^ -(2**31)) >= threshold(rate) - 2**31
     return kept
+
+
+def threshold(rate: float) -> int:
+    """Of the 2³² values of a hash, those that drop."""
+    return int(rate * 2**32)
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:

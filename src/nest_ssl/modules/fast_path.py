@@ -39,14 +39,24 @@ def has_triton() -> bool:
 
 
 @functools.cache
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, compiled."""
+def compiled(function: Callable[..., Any], budget: float) -> Callable[..., Any]:
+    """`function`, compiled to keep this share of its activations."""
+    from torch._functorch import config as autograd_config
     from torch._inductor import config
 
     options: dict[str, Any] = {}
     if hasattr(config.triton, "mix_order_reduction"):  # torch 2.10; a layer norm's backward takes twice as long with it
         options["triton.mix_order_reduction"] = False
-    return torch.compile(function, options=options)
+    run = torch.compile(function, options=options)
+    # What follows a matrix product and needs no other one is made again rather than kept: 16 % less memory for 1 % of
+    # the time (64 × 16 s, H200).
+    patch: dict[str, Any] = {"ban_recompute_materialized_backward": False, "activation_memory_budget": budget}
+
+    def call(*args: Any) -> Any:
+        with autograd_config.patch(patch):
+            return run(*args)
+
+    return call
 
 
 def encode_fast(
@@ -81,7 +91,7 @@ def run_layers(encoder: ConformerEncoder, x_BSD: Tensor, length: Tensor, num_fra
     if positions is None:
         say_once(f"plain attention: the fused one is for rel_pos on a GPU, not {encoder.cfg.self_attention_model}.")
     seeds = draw_seeds(len(encoder.layers), NUM_SEEDS, device=x_BSD.device).unbind()
-    run = compiled(fast_layer)
+    run = compiled(fast_layer, encoder.activation_budget)
     # Under autocast the layers' outputs are float32; the first input too, or the compiler would see two kinds of layer.
     x_ND = x_BSD.flatten(0, 1)
     x_ND = x_ND.float() if torch.is_autocast_enabled(x_BSD.device.type) else x_ND

@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
+from torch.utils.checkpoint import checkpoint
 
 from nest_ssl.modules.lengths import valid_frames
 from nest_ssl.modules.subsampling import ConvSubsampling, HalvingConv
@@ -21,19 +22,23 @@ _ALIGNED_TAPS = 16  # of 10: a matrix product of bf16 wants rows of 16 bytes
 
 def fast_subsampling(module: ConvSubsampling, x_BTM: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     """(B, S, D) and the new lengths; for `dw_striding`."""
-    from nest_ssl.modules.depthwise_ops import halve  # needs Triton
-
-    valid_BT1 = valid_frames(lengths, x_BTM.shape[1])[..., None]
-    x = torch.where(valid_BT1, x_BTM, 0.0)
-    for index, layer in enumerate(module.conv):
+    one, *later = (layer for layer in module.conv if isinstance(layer, nn.Conv2d))
+    assert isinstance(one, HalvingConv)
+    x = torch.where(valid_frames(lengths, x_BTM.shape[1])[..., None], x_BTM, 0.0)
+    lengths = one.out_length(lengths)
+    if not later:
+        x = first(one, x)
+    else:
+        two, *later = later
+        assert isinstance(two, HalvingConv)
+        # The first output is the largest tensor of the model, and cheap: made again in the backward pass.
+        x = checkpoint(first_two, one, two, x, lengths, use_reentrant=False, preserve_rng_state=False)
+        lengths = two.out_length(lengths)
+    for layer in later:
         if isinstance(layer, HalvingConv):
-            if index == 0:
-                x = first(layer, x)
-            else:
-                assert layer.bias is not None
-                x = halve(x, lengths, layer.weight[:, 0], layer.bias, layer.pad_before, layer.pad_after)
+            x = halved(layer, x, lengths)
             lengths = layer.out_length(lengths)
-        elif isinstance(layer, nn.Conv2d):
+        else:
             x = F.linear(x, layer.weight[:, :, 0, 0], layer.bias)
     x_BTMC = torch.where(valid_frames(lengths, x.shape[1])[..., None, None], F.relu(x), 0.0)
     bands, channels = x_BTMC.shape[2:]
@@ -52,3 +57,16 @@ def first(conv: HalvingConv, x_BTM: Tensor) -> Tensor:
     assert conv.bias is not None
     weight = F.pad(torch.cat((conv.weight.flatten(1), conv.bias[:, None]), dim=1), (0, missing))
     return F.linear(taps.to(weight.dtype), weight)
+
+
+def first_two(one: HalvingConv, two: HalvingConv, x_BTM: Tensor, lengths: Tensor) -> Tensor:
+    return halved(two, first(one, x_BTM), lengths)
+
+
+def halved(conv: HalvingConv, x_BTMC: Tensor, lengths: Tensor) -> Tensor:
+    """The depthwise convolution `conv` of the ReLU of `x_BTMC`, which ends at `lengths`."""
+    from nest_ssl.modules.depthwise_ops import halve  # needs Triton
+
+    assert conv.bias is not None
+    out: Tensor = halve(x_BTMC, lengths, conv.weight[:, 0], conv.bias, conv.pad_before, conv.pad_after)
+    return out

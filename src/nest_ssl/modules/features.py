@@ -109,7 +109,8 @@ class MelFeaturizer(KeepsPrecision):
             pad_mode="constant",
             return_complex=True,
         )
-        power_BFT = torch.view_as_real(spectrum_BFT).square().sum(-1)
+        real_BFT, imaginary_BFT = torch.view_as_real(spectrum_BFT).unbind(-1)
+        power_BFT = real_BFT.square() + imaginary_BFT.square()
         return power_BFT if cfg.mag_power == 2.0 else power_BFT.pow(cfg.mag_power / 2)
 
     def _log(self, x_BMT: Tensor) -> Tensor:

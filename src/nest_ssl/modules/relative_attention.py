@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
+from nest_ssl.modules.fast_dropout import threshold
 from nest_ssl.modules.kernels import attention as kernels
 
 _ALIGNED = 8  # a matrix product of bf16 wants rows of 16 bytes
-_PROGRAMS = 33  # times heads: two for each multiprocessor of an H200
+_PROGRAMS = 132  # times heads; one for each multiprocessor of an H200
 
 # Queries and keys of a block, warps, pipeline stages: measured on an H200 (docs/performance.md).
-TUNING = {"forward": (64, 64, 4, 2), "queries": (64, 64, 4, 2), "keys": (64, 64, 4, 2)}
+TUNING = {"forward": (64, 32, 4, 2), "queries": (64, 64, 4, 1), "keys": (64, 64, 4, 1)}
 
 
 @torch.library.custom_op("nest_ssl::relative_attention", mutates_args=())
@@ -48,7 +49,7 @@ def relative_attention(
     run(
         "forward",
         kernels.forward_kernel,
-        *(qkv_N3HC, u_HC, _by_distance(qkv_N3HC, positions_HRC), _of_bias(positions_HRC, v_HC)),
+        *(qkv_N3HC, u_HC, _distance_queries(qkv_N3HC, v_HC) @ positions_HRC.transpose(1, 2)),
         *(lengths_B, run.context, seed, out_NHC, lse_BHS),
     )
     return out_NHC, lse_BHS
@@ -73,22 +74,21 @@ def relative_attention_backward(
     num_rows, _, heads, channels = qkv_N3HC.shape
     grad_NHC = grad_NHC.contiguous()
     positions_HRC = _padded(positions_RHC)
-    by_distance_HNR = _by_distance(qkv_N3HC, positions_HRC)
-    bias_HR = _of_bias(positions_HRC, v_HC)
+    queries_HNC = _distance_queries(qkv_N3HC, v_HC)
+    by_distance_HNR = queries_HNC @ positions_HRC.transpose(1, 2)
     grad_qkv_N3HC, delta_BHS = torch.empty_like(qkv_N3HC), torch.empty_like(lse_BHS)
     grad_distance_HNR = torch.zeros_like(by_distance_HNR)
-    queries_HNC = qkv_N3HC.new_empty((heads, num_rows, channels))
     run = _Launch(qkv_N3HC, frames_BS, context_SS, dropout, positions_HRC.shape[1])
     run(
         "queries",
         kernels.backward_queries_kernel,
-        *(qkv_N3HC, u_HC, v_HC, by_distance_HNR, bias_HR, lengths_B, run.context, seed, out_NHC, lse_BHS),
-        *(grad_NHC, grad_qkv_N3HC, grad_distance_HNR, queries_HNC, delta_BHS),
+        *(qkv_N3HC, u_HC, by_distance_HNR, lengths_B, run.context, seed, out_NHC, lse_BHS),
+        *(grad_NHC, grad_qkv_N3HC, grad_distance_HNR, delta_BHS),
     )
     run(
         "keys",
         kernels.backward_keys_kernel,
-        *(qkv_N3HC, u_HC, by_distance_HNR, bias_HR, lengths_B, run.context, seed, lse_BHS),
+        *(qkv_N3HC, u_HC, by_distance_HNR, lengths_B, run.context, seed, lse_BHS),
         *(grad_NHC, grad_qkv_N3HC, delta_BHS),
     )
     grad_positions_HRC = grad_distance_HNR.transpose(1, 2) @ queries_HNC
@@ -117,7 +117,7 @@ class _Launch:
         self.rows = self.batch * heads
         self.context = qkv_N3HC if context_SS is None else context_SS.view(torch.uint8)
         scale, keep_scale = 1 / math.sqrt(channels), 1 / (1 - dropout)
-        self.numbers = (self.num_frames, num_distances, scale, int(dropout * 2**31), keep_scale, self.batch)
+        self.numbers = (self.num_frames, num_distances, scale, threshold(dropout), keep_scale, self.batch)
         self.options: dict[str, Any] = {
             "H": heads,
             "C": channels,
@@ -139,14 +139,10 @@ def _padded(positions_RHC: Tensor) -> Tensor:
     return F.pad(positions_RHC.transpose(0, 1), (0, 0, 0, -positions_RHC.shape[0] % _ALIGNED))
 
 
-def _by_distance(qkv_N3HC: Tensor, positions_HRC: Tensor) -> Tensor:
-    """(H, N, R) scores of each query and distance, without the bias."""
-    return qkv_N3HC[:, 0].transpose(0, 1) @ positions_HRC.transpose(1, 2)
-
-
-def _of_bias(positions_HRC: Tensor, v_HC: Tensor) -> Tensor:
-    """(H, R) what the bias adds to the scores of each distance, in float32."""
-    return (positions_HRC.float() * v_HC[:, None].float()).sum(-1)
+def _distance_queries(qkv_N3HC: Tensor, v_HC: Tensor) -> Tensor:
+    """(H, N, C) queries with the bias of the distances."""
+    q_NHC = qkv_N3HC[:, 0]
+    return (q_NHC + v_HC.to(q_NHC.dtype)).transpose(0, 1)
 
 
 @relative_attention.register_fake

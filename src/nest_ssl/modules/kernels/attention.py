@@ -1,8 +1,7 @@
 """Triton kernels of relative-position attention: one row of weights at a time, never all of them.
 
 The scores by distance come in as they leave their matrix product, (H, B · S, R): the kernels read, and in the backward
-pass write, the score of query q and key k in column S − 1 − q + k. What the bias v adds to them depends on the distance
-alone, (H, R). Dropout is `fast_dropout`'s hash of the place.
+pass write, the score of query q and key k in column S − 1 − q + k. Dropout is `fast_dropout`'s hash of the place.
 
 B batch, H heads, S frames, R distances (2S − 1, rounded up), C channels of a head.
 """
@@ -15,11 +14,9 @@ import triton.language as tl
 
 @triton.jit
 def _keep(seed, row, column, num_columns, threshold):
-    mixed = (row[:, None] * num_columns + column[None, :]).to(tl.uint32) ^ seed.to(tl.uint32)
-    mixed = (mixed ^ (mixed >> 16)) * 0x7FEB352D
+    mixed = ((row[:, None] * num_columns + column[None, :]).to(tl.uint32) ^ seed.to(tl.uint32)) * 0x7FEB352D
     mixed = (mixed ^ (mixed >> 15)) * 0x846CA68B
-    mixed = mixed ^ (mixed >> 16)
-    return (mixed & 0x7FFFFFFF).to(tl.int32) >= threshold
+    return (mixed ^ (mixed >> 16)) >= threshold.to(tl.uint32)
 
 
 @triton.jit
@@ -39,7 +36,7 @@ def _rows(base, frame, stride, channel, length, num_channels):
 
 @triton.jit
 def forward_kernel(
-    qkv, u, by_distance, bias, lengths, context, seeds, out, lse,
+    qkv, u, by_distance, lengths, context, seeds, out, lse,
     num_frames, num_distances, scale, threshold, keep_scale,
     B, H: tl.constexpr, C: tl.constexpr, CP: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -64,11 +61,9 @@ def forward_kernel(
         k_at = first + tl.arange(0, BLOCK_K)
         k = _rows(base + H * C, k_at, stride, channel, length, C)
         seen = _visible(q_at, k_at, length, context, num_frames, HAS_CONTEXT)
-        column = num_frames - 1 - q_at[:, None] + k_at[None, :]
-        place = q_at[:, None] * num_distances + column
+        place = q_at[:, None] * (num_distances - 1) + k_at[None, :] + (num_frames - 1)
         score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         score += tl.load(distance + place, mask=seen, other=0.0).to(tl.float32)
-        score += tl.load(bias + h * num_distances + column, mask=seen, other=0.0)
         score = tl.where(seen, score * scale, -1e30)
         larger = tl.maximum(most, tl.max(score, 1))
         weight = tl.where(seen, tl.exp(score - larger[:, None]), 0.0)
@@ -89,26 +84,20 @@ def forward_kernel(
 
 @triton.jit
 def backward_queries_kernel(
-    qkv, u, v_bias, by_distance, bias, lengths, context, seeds, out, lse,
-    grad_out, grad_qkv, grad_distance, distance_queries, delta,
+    qkv, u, by_distance, lengths, context, seeds, out, lse, grad_out, grad_qkv, grad_distance, delta,
     num_frames, num_distances, scale, threshold, keep_scale,
     B, H: tl.constexpr, C: tl.constexpr, CP: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
     HAS_CONTEXT: tl.constexpr, DROPS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the queries' content part and of the scores by distance (zeros before), each row's ⟨grad_out, out⟩,
-    and the queries with the bias v, (H, B · S, C)."""
+    """Gradients of the queries by content and of the scores by distance (zeros before); each row's ⟨grad_out, out⟩."""
     row_block, bh = tl.program_id(0), tl.program_id(1)
     b, h = bh // H, bh % H
     length = tl.load(lengths + b).to(tl.int32)
     q_at, channel = row_block * BLOCK_Q + tl.arange(0, BLOCK_Q), tl.arange(0, CP)
     stride = 3 * H * C
     base = qkv + b.to(tl.int64) * num_frames * stride + h * C
-    q = _rows(base, q_at, stride, channel, num_frames, C)
-    shifted = q.to(tl.float32) + tl.load(v_bias + h * C + channel, mask=channel < C, other=0.0)[None, :]
-    inside = (q_at[:, None] < num_frames) & (channel[None, :] < C)
-    at = ((h * B + b).to(tl.int64) * num_frames + q_at[:, None]) * C + channel[None, :]
-    tl.store(distance_queries + at, shifted.to(q.dtype), mask=inside)
+    q = _rows(base, q_at, stride, channel, length, C)
     q = (q.to(tl.float32) + tl.load(u + h * C + channel, mask=channel < C, other=0.0)[None, :]).to(q.dtype)
     rows = b.to(tl.int64) * num_frames * H * C + h * C
     grad = _rows(grad_out + rows, q_at, H * C, channel, length, C)
@@ -126,11 +115,9 @@ def backward_queries_kernel(
         k = _rows(base + H * C, k_at, stride, channel, length, C)
         v = _rows(base + 2 * H * C, k_at, stride, channel, length, C)
         seen = _visible(q_at, k_at, length, context, num_frames, HAS_CONTEXT)
-        column = num_frames - 1 - q_at[:, None] + k_at[None, :]
-        place = q_at[:, None] * num_distances + column
+        place = q_at[:, None] * (num_distances - 1) + k_at[None, :] + (num_frames - 1)
         score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         score += tl.load(by_distance + block + place, mask=seen, other=0.0).to(tl.float32)
-        score += tl.load(bias + h * num_distances + column, mask=seen, other=0.0)
         weight = tl.where(seen, tl.exp(score * scale - log_sum[:, None]), 0.0)
         grad_weight = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
         if DROPS:
@@ -141,12 +128,13 @@ def backward_queries_kernel(
         tl.store(grad_distance + block + place, grad_score, mask=pair)
         grad_q += tl.dot(grad_score, k, input_precision=PRECISION)
     at = (b * num_frames + q_at[:, None]).to(tl.int64) * stride + h * C + channel[None, :]
+    inside = inside_q[:, None] & (channel[None, :] < C)
     tl.store(grad_qkv + at, grad_q.to(grad_qkv.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def backward_keys_kernel(
-    qkv, u, by_distance, bias, lengths, context, seeds, lse, grad_out, grad_qkv, delta,
+    qkv, u, by_distance, lengths, context, seeds, lse, grad_out, grad_qkv, delta,
     num_frames, num_distances, scale, threshold, keep_scale,
     B, H: tl.constexpr, C: tl.constexpr, CP: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -177,11 +165,9 @@ def backward_keys_kernel(
         log_sum = tl.load(lse + bh * num_frames + q_at, mask=inside_q, other=0.0)
         dot = tl.load(delta + bh * num_frames + q_at, mask=inside_q, other=0.0)
         seen = _visible(q_at, k_at, length, context, num_frames, HAS_CONTEXT)
-        column = num_frames - 1 - q_at[:, None] + k_at[None, :]
-        place = q_at[:, None] * num_distances + column
+        place = q_at[:, None] * (num_distances - 1) + k_at[None, :] + (num_frames - 1)
         score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
         score += tl.load(distance + place, mask=seen, other=0.0).to(tl.float32)
-        score += tl.load(bias + h * num_distances + column, mask=seen, other=0.0)
         weight = tl.where(seen, tl.exp(score * scale - log_sum[:, None]), 0.0)
         grad_weight = tl.dot(grad, tl.trans(v), input_precision=PRECISION)
         dropped = weight

@@ -37,24 +37,34 @@ def convolve_kernel(
 def weight_gradient_kernel(
     x, grad, partial,
     num_rows, num_frames, left, rows_per_program,
-    D: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    D: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """partial[program, k] = Σ_n grad[n] · x[n + k − left] over the program's rows; in place K, Σ_n grad[n]."""
-    first = tl.program_id(0) * rows_per_program
+    """partial[program, k] = Σ_n grad[n] · x[n + k − left] over the program's rows; in place K, Σ_n grad[n].
+
+    A program sees three taps: three sums that stay in registers.
+    """
+    first, k = tl.program_id(0) * rows_per_program, tl.program_id(2) * 3
     column = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-    place, inside_d = tl.arange(0, KP), column < D
-    sums = tl.zeros((KP, BLOCK_D), tl.float32)
-    for begin in range(first, tl.minimum(first + rows_per_program, num_rows), BLOCK_N):
-        row = begin + tl.arange(0, BLOCK_N)
-        counts = (row < num_rows) & (row < first + rows_per_program)
-        frame = row % num_frames
+    inside_d = (column < D)[None, :]
+    one = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
+    two = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
+    three = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
+    of_bias = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
+    for begin in range(0, rows_per_program, BLOCK_N):
+        row = first + begin + tl.arange(0, BLOCK_N)
+        inside = ((row < num_rows) & (begin + tl.arange(0, BLOCK_N) < rows_per_program))[:, None] & inside_d
         at = row[:, None] * D + column[None, :]
-        g = tl.load(grad + at, mask=counts[:, None] & inside_d[None, :], other=0.0).to(tl.float32)
-        sums += tl.where(place[:, None] == K, tl.sum(g, 0)[None, :], 0.0)
-        for k in tl.static_range(K):
-            other = frame + (k - left)
-            inside = counts & (other >= 0) & (other < num_frames)
-            near = tl.load(x + at + (k - left) * D, mask=inside[:, None] & inside_d[None, :], other=0.0)
-            sums += tl.where(place[:, None] == k, tl.sum(g * near.to(tl.float32), 0)[None, :], 0.0)
-    at = (tl.program_id(0) * KP + place[:, None]) * D + column[None, :]
-    tl.store(partial + at, sums, mask=inside_d[None, :] & (place[:, None] <= K))
+        g = tl.load(grad + at, mask=inside, other=0.0).to(tl.float32)
+        of_bias += g
+        other = (row % num_frames + k - left)[:, None]
+        place = x + at + (k - left) * D
+        one += g * tl.load(place, mask=inside & (other >= 0) & (other < num_frames), other=0.0).to(tl.float32)
+        near = tl.load(place + D, mask=inside & (other + 1 >= 0) & (other + 1 < num_frames), other=0.0)
+        two += g * near.to(tl.float32)
+        near = tl.load(place + 2 * D, mask=inside & (other + 2 >= 0) & (other + 2 < num_frames), other=0.0)
+        three += g * near.to(tl.float32)
+    at = partial + (tl.program_id(0) * (K + 1) + k) * D + column
+    tl.store(at, tl.sum(one, 0), mask=column < D)
+    tl.store(at + D, tl.sum(two, 0), mask=(column < D) & (k + 1 < K))
+    tl.store(at + 2 * D, tl.sum(three, 0), mask=(column < D) & (k + 2 < K))
+    tl.store(at + (K - k) * D, tl.sum(of_bias, 0), mask=(column < D) & (k == 0))

@@ -75,30 +75,38 @@ def halve_weight_gradient_kernel(
     T, M, U, V, pad, num_rows, rows_per_program,
     C: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """partial[program, i · 3 + j] = Σ grad[b, u, v] · relu(x[…]) over the program's rows (b, u); in place 9, Σ grad."""
-    first = tl.program_id(0) * rows_per_program
+    """partial[program, i · 3 + j] = Σ grad[b, u, v] · relu(x[…]) over the program's rows (b, u); in place 9, Σ grad.
+
+    A program sees one row i of the kernel: three sums that stay in registers.
+    """
+    first, i = tl.program_id(0) * rows_per_program, tl.program_id(2)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    inside_c, place = c < C, tl.arange(0, 16)
-    sums = tl.zeros((16, BLOCK_C), tl.float32)
+    inside_c = (c < C)[None, :]
+    left = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
+    middle = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
+    right = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
+    of_bias = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
     for step in range(tl.minimum(rows_per_program, num_rows - first)):
         bu = first + step
-        b, u = bu // U, bu % U
-        length = tl.load(lengths + b).to(tl.int32)
+        b, t = bu // U, 2 * (bu % U) + i - pad
+        heard = (t >= 0) & (t < tl.load(lengths + b).to(tl.int32))
+        row = x + (b.to(tl.int64) * T + t) * M * C
         for begin in range(0, V, BLOCK_V):
             v = begin + tl.arange(0, BLOCK_V)
+            inside = (v < V)[:, None] & inside_c
             at = (bu.to(tl.int64) * V + v[:, None]) * C + c[None, :]
-            g = tl.load(grad + at, mask=(v < V)[:, None] & inside_c[None, :], other=0.0).to(tl.float32)
-            sums += tl.where(place[:, None] == 9, tl.sum(g, 0)[None, :], 0.0)
-            for i in tl.static_range(3):
-                t = 2 * u + i - pad
-                row = x + (b.to(tl.int64) * T + t) * M * C
-                for j in tl.static_range(3):
-                    m = 2 * v + j - pad
-                    inside = (t >= 0) & (t < length) & (m >= 0) & (m < M) & (v < V)
-                    seen = tl.load(
-                        row + m[:, None] * C + c[None, :], mask=inside[:, None] & inside_c[None, :], other=0.0
-                    )
-                    product = tl.sum(g * tl.maximum(seen.to(tl.float32), 0.0), 0)
-                    sums += tl.where(place[:, None] == i * 3 + j, product[None, :], 0.0)
-    at = (tl.program_id(0) * 16 + place[:, None]) * C + c[None, :]
-    tl.store(partial + at, sums, mask=inside_c[None, :])
+            g = tl.load(grad + at, mask=inside, other=0.0).to(tl.float32)
+            of_bias += g
+            m = (2 * v - pad)[:, None]
+            place = row + m * C + c[None, :]
+            seen = tl.load(place, mask=inside & heard & (m >= 0) & (m < M), other=0.0)
+            left += g * tl.maximum(seen.to(tl.float32), 0.0)
+            seen = tl.load(place + C, mask=inside & heard & (m + 1 >= 0) & (m + 1 < M), other=0.0)
+            middle += g * tl.maximum(seen.to(tl.float32), 0.0)
+            seen = tl.load(place + 2 * C, mask=inside & heard & (m + 2 >= 0) & (m + 2 < M), other=0.0)
+            right += g * tl.maximum(seen.to(tl.float32), 0.0)
+    at = partial + (tl.program_id(0) * 10 + i * 3) * C + c
+    tl.store(at, tl.sum(left, 0), mask=c < C)
+    tl.store(at + C, tl.sum(middle, 0), mask=c < C)
+    tl.store(at + 2 * C, tl.sum(right, 0), mask=c < C)
+    tl.store(at + 3 * C, tl.sum(of_bias, 0), mask=(c < C) & (i == 2))
