@@ -50,11 +50,11 @@ def random_batch(batch: int, seconds: float) -> Batch:
     return audio, length, noisy, length
 
 
-def our_model(size: str, compile_mode: str) -> EncDecDenoiseMaskedTokenPredModel:
-    overrides = [f"size={size}", "model.train_ds.manifest_filepath=none", "model.validation_ds.manifest_filepath=none"]
+def our_model(size: str, compile_mode: str, budget: float | None = None) -> EncDecDenoiseMaskedTokenPredModel:
     torch.manual_seed(0)
-    cfg = compose(overrides=overrides).model
+    cfg = compose(overrides=[f"size={size}"]).model
     cfg.compile = compile_mode
+    cfg.activation_budget = cfg.activation_budget if budget is None else budget
     return EncDecDenoiseMaskedTokenPredModel(cfg).cuda().train()
 
 
@@ -136,8 +136,8 @@ def measure(size: str, batch_size: int, seconds: float, peers: set[str], options
         torch.cuda.empty_cache()
         print(size, batch_size, seconds, name, json.dumps(rows[name]), flush=True)
 
-    def ours(compile_mode: str, graphs: bool, stages: bool) -> dict[str, Any]:
-        model = our_model(size, compile_mode)
+    def ours(compile_mode: str, graphs: bool, stages: bool, budget: float | None = None) -> dict[str, Any]:
+        model = our_model(size, compile_mode, budget)
         optimizer = adamw(model, fused=True)
         loss_of = CapturedLoss(model) if graphs else model.masked_loss
         step = training(lambda: our_step(loss_of, batch), optimizer)
@@ -164,6 +164,9 @@ def measure(size: str, batch_size: int, seconds: float, peers: set[str], options
         add("nest-ssl", lambda: ours("auto", True, batch_size in options.stages_at))
         add("nest-ssl, no graphs", lambda: ours("auto", False, False))
         add("nest-ssl, compile off", lambda: ours("off", False, False))
+    if "budget" in peers:
+        add("nest-ssl, activation_budget 1", lambda: ours("auto", True, False, 1.0))
+        add("nest-ssl, activation_budget 0.5", lambda: ours("auto", True, False, 0.5))
     if "encoder" in peers:
         add("encoder: nest-ssl", lambda: our_encoder("auto"))
         add("encoder: transformers, compiled", lambda: parakeet_encoder(size, batch_size, seconds, timed, options))
@@ -210,8 +213,10 @@ def compiler_report() -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--setting", action="append", help="SIZE:BATCH:SECONDS, as often as you like")
-    parser.add_argument("--peers", default="ours,encoder,nemo", help="which rows to measure")
+    parser.add_argument("--setting", action="append", help="SIZE:BATCH:SECONDS[:PEER+PEER], as often as you like")
+    parser.add_argument(
+        "--peers", default="ours,encoder,nemo", help="which rows to measure: ours, budget, encoder, nemo"
+    )
     parser.add_argument("--steps", type=int, default=9)
     parser.add_argument("--warm-up", type=int, default=5)
     parser.add_argument("--stages-at", type=int, nargs="*", default=[32], help="batches whose stages are timed")
@@ -225,10 +230,12 @@ def main() -> None:
         plot(result, options.plot or options.plot_from.with_suffix(".svg"))
         return
     logging.basicConfig(level=logging.INFO, format="%(message)s")  # the fast path says here what it cannot do
-    settings = [(s, int(b), float(d)) for s, b, d in (x.split(":") for x in options.setting or [])] or SETTINGS
+    settings = options.setting or [":".join(map(str, setting)) for setting in SETTINGS]
     result = {**facts(), "matrix_TFLOPs": matrix_rate(), "settings": []}
-    for size, batch_size, seconds in settings:
-        result["settings"].append(measure(size, batch_size, seconds, set(options.peers.split(",")), options))
+    for setting in settings:
+        size, batch_size, seconds, *peers = setting.split(":")
+        wanted = set((peers[0] if peers else options.peers).replace("+", ",").split(","))
+        result["settings"].append(measure(size, int(batch_size), float(seconds), wanted, options))
         result["compiler"] = compiler_report()
         if options.output:
             options.output.parent.mkdir(parents=True, exist_ok=True)

@@ -15,15 +15,16 @@ SHAPES = {"large": (512, 17, 8), "xlarge": (1024, 24, 8)}
 
 
 def nemo_model(size: str) -> Any:
-    """NeMo's NEST from our yaml, which has NeMo's keys."""
+    """NeMo's NEST of our configuration, as it would read it from our `.nemo` file."""
     from nemo.collections.asr.models.ssl_models import EncDecDenoiseMaskedTokenPredModel
     from omegaconf import OmegaConf
 
-    from nest_ssl.config.compose import yaml_folder
+    from nest_ssl.config.compose import compose
+    from nest_ssl.nemo_file import nemo_config
 
-    section = OmegaConf.load(yaml_folder() / "nest_fast-conformer.yaml").model
-    section.train_ds = section.validation_ds = None
-    section.encoder.d_model, section.encoder.n_layers, section.encoder.n_heads = SHAPES[size]
+    cfg = compose(overrides=[f"size={size}"]).model
+    cfg.train_ds = cfg.validation_ds = None
+    section = OmegaConf.create(nemo_config(cfg, EncDecDenoiseMaskedTokenPredModel.__name__))
     torch.manual_seed(0)
     return EncDecDenoiseMaskedTokenPredModel(cfg=section).cuda().train()
 

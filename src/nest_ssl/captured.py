@@ -58,6 +58,8 @@ class CapturedLoss:
     def refresh(self) -> None:
         """Forget all graphs, and look at the model again."""
         self._params = [p for p in self.model.parameters() if p.requires_grad]
+        # Autograd's ends are made here, on the stream that training runs on, and not during a capture, on another one.
+        self._ends = [p.expand_as(p).grad_fn for p in self._params]
         self._grads: list[Tensor] = []
         self._seen: set[tuple[Any, ...]] = set()
         self._graphs: dict[tuple[Any, ...], _Graph] = {}
@@ -87,17 +89,15 @@ class CapturedLoss:
         graph = self._graphs.get(key)
         if graph is None and (key not in self._seen or len(self._graphs) >= self.max_graphs):
             self._seen.add(key)
-            return self.model.masked_loss(*batch)
+            padded, num_samples = _padded(batch, key[1])  # the shape of the capture: all it needs is compiled here
+            return self.model.masked_loss(*padded, num_samples=num_samples)
         if graph is None:
-            graph = self._graphs[key] = self._capture(batch, key[1])
+            graph = self._graphs[key] = self._capture(*_padded(batch, key[1]))
         loss: Tensor = _Replay.apply(graph, batch, *self._params)  # type: ignore[no-untyped-call]
         found = graph.prediction
         return MaskedPrediction(loss, found.log_probs_GKH, found.targets_GH, found.counts_G, found.num_valid)
 
-    def _capture(self, batch: Batch, size: int) -> _Graph:
-        audio, noisy_audio = (F.pad(x, (0, size - x.shape[1])) for x in (batch[0], batch[2]))
-        static = (audio.clone(), batch[1].clone(), noisy_audio.clone(), batch[3].clone())
-        num_samples = torch.full((), batch[0].shape[1], device=audio.device)
+    def _capture(self, batch: Batch, num_samples: Tensor) -> _Graph:
         if not self._grads:
             self._grads = [torch.zeros_like(p) for p in self._params]
         self._pool = self._pool or torch.cuda.graph_pool_handle()
@@ -105,11 +105,19 @@ class CapturedLoss:
         # A weight cast to bf16 before the capture would be read, unchanged, by every replay.
         torch.clear_autocast_cache()
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            prediction = self.model.masked_loss(*static, num_samples=num_samples)
+            prediction = self.model.masked_loss(*batch, num_samples=num_samples)
             torch._foreach_copy_(self._grads, list(torch.autograd.grad(prediction.loss, self._params)))
         torch.clear_autocast_cache()
         prediction = MaskedPrediction(**{name: value.detach() for name, value in vars(prediction).items()})
-        return _Graph(graph, static, num_samples, prediction, self._grads)
+        return _Graph(graph, batch, num_samples, prediction, self._grads)
+
+
+def _padded(batch: Batch, size: int) -> tuple[Batch, Tensor]:
+    """A copy of the batch with `size` samples, and how many it had."""
+    audio, audio_len, noisy_audio, noisy_audio_len = batch
+    pads = (0, size - audio.shape[1])
+    num_samples = torch.full((), audio.shape[1], device=audio.device)
+    return (F.pad(audio, pads), audio_len.clone(), F.pad(noisy_audio, pads), noisy_audio_len.clone()), num_samples
 
 
 class _Replay(torch.autograd.Function):
