@@ -7,6 +7,8 @@ and DDP see nothing new. Audio is padded to one of few sizes (results do not cha
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,8 +60,6 @@ class CapturedLoss:
     def refresh(self) -> None:
         """Forget all graphs, and look at the model again."""
         self._params = [p for p in self.model.parameters() if p.requires_grad]
-        # Autograd's ends are made here, on the stream that training runs on, and not during a capture, on another one.
-        self._ends = [p.expand_as(p).grad_fn for p in self._params]
         self._grads: list[Tensor] = []
         self._seen: set[tuple[Any, ...]] = set()
         self._graphs: dict[tuple[Any, ...], _Graph] = {}
@@ -104,12 +104,31 @@ class CapturedLoss:
         graph = torch.cuda.CUDAGraph()
         # A weight cast to bf16 before the capture would be read, unchanged, by every replay.
         torch.clear_autocast_cache()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        leaves = {p: nn.Parameter(p.detach()) for p in self._params}
+        capture = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
+        with with_parameters(self.model, leaves), capture:
             prediction = self.model.masked_loss(*batch, num_samples=num_samples)
-            torch._foreach_copy_(self._grads, list(torch.autograd.grad(prediction.loss, self._params)))
+            torch._foreach_copy_(self._grads, list(torch.autograd.grad(prediction.loss, list(leaves.values()))))
         torch.clear_autocast_cache()
         prediction = MaskedPrediction(**{name: value.detach() for name, value in vars(prediction).items()})
         return _Graph(graph, batch, num_samples, prediction, self._grads)
+
+
+@contextlib.contextmanager
+def with_parameters(model: nn.Module, others: Mapping[nn.Parameter, nn.Parameter]) -> Iterator[None]:
+    """The model with `others` in place of its parameters: the same memory, but unknown to autograd.
+
+    What is known to it, by an earlier step that somebody still holds or by DDP, belongs to the stream it was first used
+    on, and a capture may not touch another stream.
+    """
+    places = [(module, name, p) for module in model.modules() for name, p in module._parameters.items() if p in others]
+    for module, name, p in places:
+        module._parameters[name] = others[p]  # type: ignore[index]
+    try:
+        yield
+    finally:
+        for module, name, p in places:
+            module._parameters[name] = p
 
 
 def _padded(batch: Batch, size: int) -> tuple[Batch, Tensor]:

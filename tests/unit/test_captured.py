@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nest_ssl.captured import CapturedLoss, friendly_num_samples, obstacle_of
+from nest_ssl.captured import CapturedLoss, friendly_num_samples, obstacle_of, with_parameters
 from tests.helpers import NO_DROPOUT, noise_batch, tiny_model
 
 on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
@@ -66,6 +66,20 @@ def test_hooks_and_synchronised_norms_keep_from_graphs() -> None:
     assert "hook" in (obstacle_of(model) or "")
     handle.remove()
     assert "synchronised" in (obstacle_of(torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)) or "")
+
+
+@pytest.mark.parametrize("untie_biases", [True, False])
+def test_a_step_can_run_on_the_same_memory_unknown_to_autograd(untie_biases: bool) -> None:
+    model = tiny_model({**EXACT, "encoder.untie_biases": untie_biases}).train()
+    params = [p for p in model.parameters() if p.requires_grad]
+    batch = batch_of([20_000, 16_000], "cpu")
+    model.masked_loss(*batch).loss.backward()
+    leaves = {p: torch.nn.Parameter(p.detach()) for p in params}
+    with with_parameters(model, leaves):
+        found = torch.autograd.grad(model.masked_loss(*batch).loss, list(leaves.values()))
+    assert all(p is q for p, q in zip(params, (p for p in model.parameters() if p.requires_grad), strict=True))
+    for p, gradient in zip(params, found, strict=True):
+        torch.testing.assert_close(gradient, p.grad)
 
 
 class TestOnAGpu:
