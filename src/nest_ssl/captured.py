@@ -49,8 +49,8 @@ class _Graph:
 class CapturedLoss:
     """Called like `model.masked_loss`, with the same result; a prediction is valid until the next call.
 
-    The first step of a shape runs as it is, the second is captured. Where it cannot be, one line says why. The model is
-    looked at once: call `refresh` after freezing parameters, adding hooks or moving it.
+    The first step of a shape, forward and backward, runs as it is; the second is captured. Where it cannot be, one line
+    says why. The model is looked at once: call `refresh` after freezing parameters, adding hooks or moving it.
     """
 
     def __init__(self, model: EncDecDenoiseMaskedTokenPredModel, max_graphs: int = MAX_GRAPHS) -> None:
@@ -88,9 +88,10 @@ class CapturedLoss:
         key = (audio.shape[0], friendly_num_samples(self.model, audio.shape[1]), precision, audio.device)
         graph = self._graphs.get(key)
         if graph is None and (key not in self._seen or len(self._graphs) >= self.max_graphs):
-            self._seen.add(key)
             padded, num_samples = _padded(batch, key[1])  # the shape of the capture: all it needs is compiled here
-            return self.model.masked_loss(*padded, num_samples=num_samples)
+            prediction = self.model.masked_loss(*padded, num_samples=num_samples)
+            prediction.loss.register_hook(lambda _: self._seen.add(key))
+            return prediction
         if graph is None:
             graph = self._graphs[key] = self._capture(*_padded(batch, key[1]))
         loss: Tensor = _Replay.apply(graph, batch, *self._params)  # type: ignore[no-untyped-call]

@@ -129,7 +129,9 @@ class TestOnAGpu:
         losses = []
         for seed in (1, 2, 3, 3, 4):
             torch.manual_seed(seed)
-            losses.append(float(captured(*batch).loss.detach()))
+            loss = captured(*batch).loss
+            loss.backward()
+            losses.append(float(loss.detach()))
         assert losses[2] == losses[3] != losses[4]
 
     def test_weights_that_change_are_seen_under_autocast(self) -> None:
