@@ -16,8 +16,8 @@ def halve_kernel(
     C: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """out[b, u, v] = bias + Σ_ij weight[i, j] · relu(x[b, 2u + i − pad, 2v + j − pad]); zeros past the end of x."""
-    bu = tl.program_id(0)
-    b, u = bu // U, bu % U
+    row_out = tl.program_id(0)
+    b, u = row_out // U, row_out % U
     length = tl.load(lengths + b).to(tl.int32)
     v = tl.program_id(1) * BLOCK_V + tl.arange(0, BLOCK_V)
     c = tl.program_id(2) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -33,7 +33,7 @@ def halve_kernel(
             tap = tl.load(weight + c * 9 + i * 3 + j, mask=inside_c, other=0.0).to(tl.float32)
             seen = tl.load(row + m[:, None] * C + c[None, :], mask=inside[:, None] & inside_c[None, :], other=0.0)
             total += tap[None, :] * tl.maximum(seen.to(tl.float32), 0.0)
-    at = (bu.to(tl.int64) * V + v[:, None]) * C + c[None, :]
+    at = (row_out.to(tl.int64) * V + v[:, None]) * C + c[None, :]
     tl.store(out + at, total.to(out.dtype.element_ty), mask=(v < V)[:, None] & inside_c[None, :])
 
 
@@ -44,13 +44,13 @@ def halve_input_gradient_kernel(
     C: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """grad_x[b, t, m] = Σ weight[i, j] · grad[b, u, v] over the outputs that read it, where x is positive."""
-    bt = tl.program_id(0)
-    b, t = bt // T, bt % T
+    row_in = tl.program_id(0)
+    b, t = row_in // T, row_in % T
     length = tl.load(lengths + b).to(tl.int32)
     m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     c = tl.program_id(2) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside_c = c < C
-    at = (bt.to(tl.int64) * M + m[:, None]) * C + c[None, :]
+    at = (row_in.to(tl.int64) * M + m[:, None]) * C + c[None, :]
     here = (m < M)[:, None] & inside_c[None, :]
     total = tl.zeros((BLOCK_M, BLOCK_C), tl.float32)
     if t < length:
@@ -87,14 +87,14 @@ def halve_weight_gradient_kernel(
     right = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
     of_bias = tl.zeros((BLOCK_V, BLOCK_C), tl.float32)
     for step in range(tl.minimum(rows_per_program, num_rows - first)):
-        bu = first + step
-        b, t = bu // U, 2 * (bu % U) + i - pad
+        row_out = first + step
+        b, t = row_out // U, 2 * (row_out % U) + i - pad
         heard = (t >= 0) & (t < tl.load(lengths + b).to(tl.int32))
         row = x + (b.to(tl.int64) * T + t) * M * C
         for begin in range(0, V, BLOCK_V):
             v = begin + tl.arange(0, BLOCK_V)
             inside = (v < V)[:, None] & inside_c
-            at = (bu.to(tl.int64) * V + v[:, None]) * C + c[None, :]
+            at = (row_out.to(tl.int64) * V + v[:, None]) * C + c[None, :]
             g = tl.load(grad + at, mask=inside, other=0.0).to(tl.float32)
             of_bias += g
             m = (2 * v - pad)[:, None]
