@@ -93,6 +93,8 @@ def nemo_config(cfg: ModelConfig, class_name: str) -> dict[str, Any]:
     }
     for section, name in modules.items():
         config[section] = {"_target_": nemo_target(name), **config[section]}
+    for key in ("compile", "activation_budget"):  # of the machine, not of the model; NeMo has no such keys
+        del config[key]
     config["optim"] = cfg.optim.as_nemo_writes_it()
     if cfg.mask_position == "post_conv":
         config["quantizer"]["combine_time_steps"] = 1  # NeMo adjusts the other values of post_conv by itself

@@ -10,6 +10,7 @@ import typer
 
 from nest_ssl._version import __version__
 from nest_ssl.cli.demo import demo
+from nest_ssl.cli.fit import fit
 from nest_ssl.cli.info import info
 from nest_ssl.cli.inspect import inspect
 from nest_ssl.cli.prepare import prepare
@@ -23,6 +24,7 @@ app.command()(inspect)
 app.command()(demo)
 app.command()(pretrain)
 app.command()(report)
+app.command()(fit)
 app.command()(info)
 app.command()(verify)
 

@@ -11,6 +11,7 @@ from nest_ssl.config.encoder import EncoderConfig
 from nest_ssl.config.optim import OptimConfig
 
 MASK_POSITIONS = ("pre_conv", "post_conv")
+COMPILE_MODES = ("auto", "on", "off")
 
 
 @dataclass
@@ -238,6 +239,11 @@ class ModelConfig:
     """With one book, drop the book dimension of tokens and log-probabilities."""
     mask_position: str = "pre_conv"
     """pre_conv: mask mel frames; post_conv: mask the subsampled frames, whose codes are then the targets."""
+    compile: str | bool = "auto"
+    """Compiled training: auto (on a CUDA GPU), on, or off. The maths is the same; see docs/performance.md."""
+    activation_budget: float = 0.9
+    """Compiled training keeps this share of the activations it would like to keep for the backward pass, and computes
+    the others again: 1 is fastest, 0.5 takes half the memory and some 10 % more time."""
     train_ds: DatasetConfig | None = None
     validation_ds: DatasetConfig | None = None
     test_ds: DatasetConfig | None = None
@@ -245,6 +251,10 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         one_of("model.mask_position", self.mask_position, MASK_POSITIONS)
+        if isinstance(self.compile, bool):  # yaml reads on and off as booleans
+            self.compile = "on" if self.compile else "off"
+        one_of("model.compile", self.compile, COMPILE_MODES)
+        probability("model.activation_budget", self.activation_budget)
         self._agree("encoder.feat_in", self.encoder.feat_in, "preprocessor.features", self.preprocessor.features)
         out = self.encoder.feat_out if self.encoder.feat_out > 0 else self.encoder.d_model
         self._agree("decoder.feat_in", self.decoder.feat_in, "the encoder's output", out)

@@ -6,6 +6,7 @@ B batch, T mel frames, S encoder frames, D width.
 from __future__ import annotations
 
 import functools
+import importlib.util
 import logging
 import random
 from typing import Any
@@ -58,23 +59,38 @@ class ConformerEncoder(nn.Module):
         shared = position_biases(cfg.d_model, cfg.n_heads) if relative and not cfg.untie_biases else None
         self.layers = nn.ModuleList(ConformerLayer(cfg, shared) for _ in range(cfg.n_layers))
         self.layer_drop_probs = layer_drop_probs(cfg)
+        self.compile_mode, self.activation_budget = "off", 1.0  # the model sets them to those of its configuration
         project = cfg.feat_out > 0 and cfg.feat_out != cfg.d_model
         self.out_proj = nn.Linear(cfg.d_model, cfg.feat_out) if project else None
 
     def forward(
-        self, audio_signal: Tensor, length: Tensor | None = None, bypass_pre_encode: bool = False
+        self,
+        audio_signal: Tensor,
+        length: Tensor | None = None,
+        bypass_pre_encode: bool = False,
+        *,
+        num_frames: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """With `bypass_pre_encode` the input is (B, S, D), subsampled already."""
+        """With `bypass_pre_encode` the input is (B, S, D), subsampled already.
+
+        `num_frames`: frames of the batch without what a GPU's sake has added to it; see `fast_path`.
+        """
         shape = ("batch", "frames", self.d_model) if bypass_pre_encode else ("batch", self.cfg.feat_in, "frames")
         check_features("audio_signal", audio_signal, *shape)
-        num_frames = audio_signal.shape[shape.index("frames")]
+        size = audio_signal.shape[shape.index("frames")]
         if length is None:
-            length = torch.full((audio_signal.shape[0],), num_frames, device=audio_signal.device)
-        length = checked_lengths("length", length, audio_signal, num_frames)
-        x_BSD = audio_signal
-        if not bypass_pre_encode:
-            x_BSD, length = self.pre_encode(audio_signal.transpose(1, 2), length)
-        x_BSD = self._run_layers(x_BSD, length)
+            length = torch.full((audio_signal.shape[0],), size, device=audio_signal.device)
+        length = checked_lengths("length", length, audio_signal, size)
+        if self.takes_fast_path(audio_signal):
+            from nest_ssl.modules.fast_path import encode_fast  # it builds on this file
+
+            x_BSD, length = encode_fast(self, audio_signal, length, num_frames, bypass_pre_encode)
+        else:
+            assert num_frames is None, "only the fast path pads what it is given"
+            x_BSD = audio_signal
+            if not bypass_pre_encode:
+                x_BSD, length = self.pre_encode(audio_signal.transpose(1, 2), length)
+            x_BSD = self._run_layers(x_BSD, length)
         if self.out_proj is not None:
             x_BSD = self.out_proj(x_BSD)
         return x_BSD.transpose(1, 2), length
@@ -82,19 +98,33 @@ class ConformerEncoder(nn.Module):
     def _run_layers(self, x_BSD: Tensor, length: Tensor) -> Tensor:
         x_BSD, pos_emb_1RD = self.pos_enc(x_BSD)
         valid_BS = valid_frames(length, x_BSD.shape[1])
-        context_SS = visible_context(x_BSD.shape[1], self._draw_context(), self.cfg.att_context_style, x_BSD.device)
+        context_SS = visible_context(x_BSD.shape[1], self.draw_context(), self.cfg.att_context_style, x_BSD.device)
         visible_B1SS = (valid_BS[:, :, None] & valid_BS[:, None, :] & context_SS)[:, None]
-        for layer, drop_prob in zip(self.layers, self.layer_drop_probs, strict=True):
-            out_BSD = layer(x_BSD, visible_B1SS, pos_emb_1RD, valid_BS)
-            if self.training and drop_prob > 0:
-                # Every parameter gets a gradient whether the layer counts or not, so ranks cannot come apart.
-                keeps = torch.rand((), device=out_BSD.device) >= drop_prob
-                scale = torch.where(keeps, 1 / (1 - drop_prob), 0.0).to(out_BSD.dtype)
-                out_BSD = x_BSD + (out_BSD - x_BSD) * scale
-            x_BSD = out_BSD
+        for index, layer in enumerate(self.layers):
+            x_BSD = self.skip_at_random(index, x_BSD, layer(x_BSD, visible_B1SS, pos_emb_1RD, valid_BS))
         return x_BSD
 
-    def _draw_context(self) -> tuple[int, int]:
+    def skip_at_random(self, index: int, x_BSD: Tensor, out_BSD: Tensor) -> Tensor:
+        """Stochastic depth: the output of layer `index`, or in some training steps its input."""
+        drop_prob = self.layer_drop_probs[index]
+        if not self.training or drop_prob == 0:
+            return out_BSD
+        # Every parameter gets a gradient whether the layer counts or not, so ranks cannot come apart.
+        keeps = torch.rand((), device=out_BSD.device) >= drop_prob
+        scale = torch.where(keeps, 1 / (1 - drop_prob), 0.0).to(out_BSD.dtype)
+        return x_BSD + (out_BSD - x_BSD) * scale
+
+    def takes_fast_path(self, x: Tensor) -> bool:
+        """In training: on CUDA (`compile: auto`), everywhere (`on`) or nowhere (`off`)."""
+        wanted = self.compile_mode == "on" or (self.compile_mode == "auto" and x.is_cuda)
+        if not wanted or not self.training or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return False
+        if x.is_cuda and importlib.util.find_spec("triton") is None:
+            _say_once("model.compile: Triton is not installed, so training runs as it is.")
+            return False
+        return True
+
+    def draw_context(self) -> tuple[int, int]:
         contexts = self.cfg.attention_contexts
         if self.training and len(contexts) > 1:
             return random.choices(contexts, weights=self.cfg.attention_context_probs)[0]

@@ -89,6 +89,11 @@ class MelFeaturizer(KeepsPrecision):
         frames = (num_samples + fft // 2 * 2 - fft).div(self.cfg.num_stride_samples, rounding_mode="floor")
         return frames.clamp(min=0).long()
 
+    def num_padded_frames(self, num_samples: Tensor) -> Tensor:
+        """Frames of a batch whose rows have this many samples, with those added by `pad_to`."""
+        frames, multiple = self.num_frames(num_samples) + 1, max(1, self.cfg.pad_to)
+        return (frames + multiple - 1) // multiple * multiple
+
     def _spectrum(self, signal_BN: Tensor) -> Tensor:
         cfg = self.cfg
         window = None if self.window is None else self.window.float()
@@ -104,7 +109,8 @@ class MelFeaturizer(KeepsPrecision):
             pad_mode="constant",
             return_complex=True,
         )
-        power_BFT = torch.view_as_real(spectrum_BFT).square().sum(-1)
+        real_BFT, imaginary_BFT = torch.view_as_real(spectrum_BFT).unbind(-1)
+        power_BFT = real_BFT.square() + imaginary_BFT.square()
         return power_BFT if cfg.mag_power == 2.0 else power_BFT.pow(cfg.mag_power / 2)
 
     def _log(self, x_BMT: Tensor) -> Tensor:

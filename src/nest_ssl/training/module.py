@@ -15,6 +15,7 @@ import torch
 from lightning.pytorch.strategies import FSDPStrategy
 from torch import Tensor
 
+from nest_ssl.captured import CapturedLoss
 from nest_ssl.config import DatasetConfig, NestConfig
 from nest_ssl.config.parse import MISSING
 from nest_ssl.data import AudioNoiseBatch, build_loader
@@ -54,6 +55,7 @@ class PretrainingModule(pl.LightningModule):
         self.val_names: list[str] = []
         self._val_losses: list[list[Tensor]] = []
         self._val_tokens: list[list[TokenCounts]] = []
+        self._captured: CapturedLoss | None = None
 
     # ---- who and how many ----
 
@@ -189,7 +191,12 @@ class PretrainingModule(pl.LightningModule):
         assert batch.audio_len is not None
         assert batch.noisy_audio is not None
         assert batch.noisy_audio_len is not None
-        return self.model.masked_loss(batch.audio, batch.audio_len, batch.noisy_audio, batch.noisy_audio_len)
+        tensors = (batch.audio, batch.audio_len, batch.noisy_audio, batch.noisy_audio_len)
+        if not self.model.training:
+            return self.model.masked_loss(*tensors)
+        if self._captured is None:  # made at the first step: the model stands on its device, with its final layers
+            self._captured = CapturedLoss(self.model)
+        return self._captured(*tensors)
 
     # ---- optimizer ----
 

@@ -1,0 +1,31 @@
+"""`nest-ssl fit`: the largest batches for this card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from nest_ssl.config.compose import DEFAULT_CONFIG
+
+
+def fit(
+    overrides: list[str] = typer.Argument(None, metavar="[KEY=VALUE]...", help="Hydra overrides, as for pretrain."),
+    config_path: str | None = typer.Option(None, "--config-path", "-cp", help="Folder of the yaml; default: ours."),
+    config_name: str = typer.Option(DEFAULT_CONFIG, "--config-name", "-cn", help="Name of the yaml."),
+    memory_share: float = typer.Option(0.9, help="Share of the card's memory that training may take."),
+    most: int = typer.Option(1024, help="Utterances per batch to stop at."),
+    output: Path | None = typer.Option(None, "--output", "-o", help="File for the overrides, one per line."),
+) -> None:
+    """Find the largest batch for each bucket of durations by trying, and print the overrides for pretrain."""
+    from nest_ssl.config import compose
+
+    cfg = compose(config_name, overrides or [], config_path)
+
+    from nest_ssl.training.fit import fit as run
+    from nest_ssl.training.fit import overrides_for
+
+    lines = overrides_for(run(cfg, memory_share=memory_share, most=most))
+    typer.echo("\n".join(lines))
+    if output is not None:
+        output.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
