@@ -1,0 +1,88 @@
+"""What a rank writes down of the exception that ends it, before anything else can hang or be lost."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+import traceback
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+LOST_PEER = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "connection refused",
+    "broken pipe",
+    "remote process exited",
+    "socket closed",
+    "recv failed",
+    "failed to recv",
+    "read error",
+    "timed out waiting",
+)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception on one rank."""
+
+    rank: int
+    type: str
+    message: str
+    traceback: str
+    monotonic_ns: int
+    context: list[str] = field(default_factory=list)
+    """What the rank adds: the files and durations of its batch."""
+
+    @property
+    def is_lost_peer(self) -> bool:
+        """It only noticed that another rank has gone."""
+        text = self.message.lower()
+        return self.type in ("RuntimeError", "DistBackendError", "DistNetworkError", "ConnectionError") and any(
+            words in text for words in LOST_PEER
+        )
+
+    @property
+    def is_out_of_memory(self) -> bool:
+        return self.type in ("OutOfMemoryError", "MemoryError") or "out of memory" in self.message.lower()
+
+    @property
+    def is_plain(self) -> bool:
+        """An error whose message says all, as in the rest of the program: no traceback is shown for it."""
+        return self.type in ("ValueError", "ConfigError", "BadDataError", "AudioError", "OSError", "FileNotFoundError") or (
+            self.type.endswith("Error") and self.message.startswith("refused:")
+        )
+
+
+def file_name(rank: int) -> str:
+    return f"failure_rank{rank}.json"
+
+
+def write_failure(folder: Path, rank: int, error: BaseException, context: list[str]) -> Failure:
+    """Write the failure where the monitor looks for it; the first one of a rank counts."""
+    failure = Failure(
+        rank=rank,
+        type=type(error).__name__,
+        message=str(error),
+        traceback="".join(traceback.format_exception(type(error), error, error.__traceback__)),
+        monotonic_ns=time.monotonic_ns(),
+        context=context,
+    )
+    path = folder / file_name(rank)
+    if not path.exists():
+        temporary = path.with_suffix(".tmp")
+        with contextlib.suppress(FileNotFoundError):  # the folder is gone: the job was ended meanwhile
+            temporary.write_text(json.dumps(asdict(failure)))
+            os.replace(temporary, path)
+    return failure
+
+
+def read_failures(folder: Path) -> dict[int, Failure]:
+    """By rank."""
+    found: dict[int, Failure] = {}
+    for path in sorted(folder.glob("failure_rank*.json")):
+        failure = Failure(**json.loads(path.read_text()))
+        found[failure.rank] = failure
+    return found
