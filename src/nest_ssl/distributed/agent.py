@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -35,13 +36,17 @@ class RankAgent:
     def __init__(self, facts: RankFacts, beacon: Beacon, *, has_monitor: bool) -> None:
         self.facts, self.beacon, self.has_monitor = facts, beacon, has_monitor
         self.mark = RankMark(beacon, facts.local_rank)
-        self.context: list[str] = []
-        """Lines that a failure report gets: what the rank was working on."""
+        self.describe_work: Callable[[], list[str]] = list
+        """What the rank is working on, in words, for the report of a failure."""
         self._stack_file: Any = None
 
     def start(self, parent: int) -> None:
-        """Become visible. From now on a hang, a death and a signal of this process are seen and named."""
-        die_with_parent(parent)
+        """Become visible: from now on a hang, a death and a signal of this process are seen and named.
+
+        It dies with the process `parent`, unless that is 0.
+        """
+        if parent:
+            die_with_parent(parent)
         allow_inspection()
         self.mark.take()
         self._stack_file = register_stack_dump(self.beacon.folder)
@@ -73,12 +78,12 @@ class RankAgent:
         """torch's flight recorder as JSON; its pickled form cannot be read back for gloo."""
         path = self.beacon.folder / flight.file_name(self.facts.rank)
         try:
-            from torch._C._distributed_c10d import _dump_fr_trace_json
+            from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]
 
-            text = str(_dump_fr_trace_json())
+            content = bytes(_dump_fr_trace_json())
         except (ImportError, RuntimeError) as error:  # a torch without it: blame goes by stages alone
-            text = json.dumps({"error": str(error)})
-        path.with_suffix(".tmp").write_text(text)
+            content = json.dumps({"error": str(error)}).encode()
+        path.with_suffix(".tmp").write_bytes(content)
         os.replace(path.with_suffix(".tmp"), path)
 
     def stop_is_due(self, step: int) -> bool:
@@ -90,7 +95,7 @@ class RankAgent:
         """Write the exception down before anything else; then wait for the monitor to end the job."""
         if self.mark.state is not RankState.RUNNING:
             return
-        write_failure(self.beacon.folder, self.facts.rank, error, self.context)
+        write_failure(self.beacon.folder, self.facts.rank, error, self.describe_work())
         self._dump_collectives()
         self.mark.state = RankState.FAILED
         if self.has_monitor:

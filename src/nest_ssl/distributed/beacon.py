@@ -88,7 +88,8 @@ class Beacon:
         self.path = path
         with path.open("r+b") as file:
             self.map = mmap.mmap(file.fileno(), 0)
-        magic, self.local_ranks, self.first_rank, self.workers_per_rank, self.world_size = HEADER.unpack_from(self.map)
+        magic, *numbers = HEADER.unpack_from(self.map)
+        self.local_ranks, self.first_rank, self.workers_per_rank, self.world_size = map(int, numbers)
         if magic != MAGIC:
             raise ValueError(f"{path}: not a beacon of this version of nest-ssl.")
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from nest_ssl.distributed.beacon import RankState
 from nest_ssl.distributed.failure import Failure
-from nest_ssl.distributed.flight import Flight, Parting, find_parting
+from nest_ssl.distributed.flight import Collective, Flight, Parting, find_parting, open_call
 from nest_ssl.distributed.rows import RankRow, WorkerRow
 from nest_ssl.distributed.stages import Stage
 
@@ -35,6 +35,8 @@ class Verdict:
     failure: Failure | None = None
     parting: Parting | None = None
     waiting: list[RankRow] = field(default_factory=list)
+    calls: dict[int, Collective] = field(default_factory=dict)
+    """The collective in which each rank waits, as far as it is known."""
 
     @property
     def ranks(self) -> list[int]:
@@ -55,7 +57,7 @@ def judge_dead(rows: Sequence[RankRow], failures: Mapping[int, Failure]) -> Verd
         failure = min(primary, key=lambda failure: failure.monotonic_ns)
         return _failed(by_rank[failure.rank], failure, rows)
     if died:
-        return Verdict("died", died, waiting=_others(rows, died))
+        return Verdict("died", died, waiting=[row for row in rows if not row.is_gone])
     lost = [f for f in failures.values() if f.rank in by_rank]
     if lost:
         failure = min(lost, key=lambda failure: failure.monotonic_ns)
@@ -66,7 +68,9 @@ def judge_dead(rows: Sequence[RankRow], failures: Mapping[int, Failure]) -> Verd
 def _failed(row: RankRow, failure: Failure, rows: Sequence[RankRow]) -> Verdict:
     waiting = _others(rows, [row])
     dead_worker = next((w for w in row.workers if w.number >= 0 and f"pid {w.pid}" in _pids(failure.message)), None)
-    if "DataLoader worker" in failure.message and ("killed by signal" in failure.message or "exited unexp" in failure.message):
+    if "DataLoader worker" in failure.message and (
+        "killed by signal" in failure.message or "exited unexp" in failure.message
+    ):
         worker = dead_worker or next((w for w in row.workers if w.process in ("", "Z")), None)
         return Verdict("worker-died", [row], worker=worker, failure=failure, waiting=waiting)
     kind = "out-of-memory" if failure.is_out_of_memory else "failed"
@@ -82,6 +86,16 @@ def judge_stalled(
     rows: Sequence[RankRow], flights: Mapping[int, Flight], stopped_s: Mapping[int, float], floor_s: float
 ) -> Verdict | None:
     """Who keeps the others waiting, once that has lasted longer than the culprit's stage may last."""
+    verdict = _judge_stalled(rows, flights, stopped_s, floor_s)
+    if verdict is None:
+        return None
+    calls = {rank: call for rank, flight in flights.items() if (call := open_call(flight)) is not None}
+    return replace(verdict, calls=calls)
+
+
+def _judge_stalled(
+    rows: Sequence[RankRow], flights: Mapping[int, Flight], stopped_s: Mapping[int, float], floor_s: float
+) -> Verdict | None:
     active = [row for row in rows if row.is_active]
     verdict = (
         _stopped(active, stopped_s, floor_s)
@@ -138,7 +152,9 @@ def _never_joined(active: Sequence[RankRow]) -> Verdict | None:
     joining = [row for row in active if row.is_joining]
     if not any(row.in_stage_s > row.limit_s for row in joining):
         return None
-    missing = [row for row in active if row.state is RankState.ABSENT or (row.stage is Stage.INIT and not row.is_joining)]
+    missing = [
+        row for row in active if row.state is RankState.ABSENT or (row.stage is Stage.INIT and not row.is_joining)
+    ]
     if missing:
         return Verdict("never-joined", missing, max(row.in_stage_s for row in joining), waiting=joining)
     return None

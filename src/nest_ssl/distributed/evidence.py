@@ -40,16 +40,22 @@ def collect_flights(folder: Path, ranks: Iterable[int]) -> dict[int, Flight]:
     return {rank: calls for rank, calls in found.items() if calls is not None}
 
 
-def collect_stacks(processes: Mapping[str, int], folder: Path, beacon_folder: Path) -> dict[str, str]:
-    """Stack of every process by name, also written to `folder`. py-spy needs no help of the process: it works while the
-    GIL is held and on a stopped process. Where it may not look, faulthandler's SIGUSR2 has the process write its own."""
+def write_stacks(processes: Mapping[str, int], folder: Path, beacon_folder: Path) -> None:
+    """The stacks of all processes, one file each, in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
+    for name, text in read_stacks(processes, beacon_folder).items():
+        (folder / f"{name}.txt").write_text(text)
+
+
+def read_stacks(processes: Mapping[str, int], beacon_folder: Path) -> dict[str, str]:
+    """Stack of every process by name.
+
+    py-spy needs no help of the process: it works while the GIL is held and on a stopped process. Where it may not
+    look, faulthandler's SIGUSR2 has the process write its own.
+    """
     stacks = _py_spy_stacks(processes)
     missing = {name: pid for name, pid in processes.items() if name not in stacks}
-    stacks |= _handler_stacks(missing, beacon_folder)
-    for name, text in stacks.items():
-        (folder / f"{name}.txt").write_text(text)
-    return stacks
+    return stacks | _handler_stacks(missing, beacon_folder)
 
 
 def _py_spy_stacks(processes: Mapping[str, int]) -> dict[str, str]:

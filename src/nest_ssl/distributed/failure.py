@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import time
 import traceback
 from dataclasses import asdict, dataclass, field
@@ -51,9 +52,36 @@ class Failure:
     @property
     def is_plain(self) -> bool:
         """An error whose message says all, as in the rest of the program: no traceback is shown for it."""
-        return self.type in ("ValueError", "ConfigError", "BadDataError", "AudioError", "OSError", "FileNotFoundError") or (
-            self.type.endswith("Error") and self.message.startswith("refused:")
-        )
+        return self.type in (
+            "ValueError",
+            "ConfigError",
+            "BadDataError",
+            "AudioError",
+            "OSError",
+            "FileNotFoundError",
+        ) or (self.type.endswith("Error") and self.message.startswith("refused:"))
+
+    @property
+    def innermost_frames(self) -> list[str]:
+        """'f (file.py:12)', innermost first."""
+        found = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', self.traceback)
+        return [f"{name} ({'/'.join(Path(path).parts[-2:])}:{line})" for path, line, name in reversed(found)]
+
+    @property
+    def short_traceback(self) -> str:
+        """The traceback without the frames of installed packages, which are in the evidence."""
+        kept, left_out = [], 0
+        for part in re.split(r"(?m)^(?=  File )", self.traceback):
+            if part.startswith("  File ") and "site-packages" in part.splitlines()[0]:
+                left_out += 1
+                tail = re.split(r"(?m)^(?=\S)", part, maxsplit=1)[1:]  # the message, if this was the last frame
+                kept += tail
+                continue
+            if left_out:
+                kept.append(f"  … {left_out} calls of installed packages\n")
+                left_out = 0
+            kept.append(part)
+        return "".join(kept).rstrip()
 
 
 def file_name(rank: int) -> str:

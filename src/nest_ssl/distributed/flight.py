@@ -51,7 +51,14 @@ def read_flight(path: Path) -> Flight | None:
 def _collective(entry: dict[str, Any]) -> Collective:
     op = str(entry["profiling_name"]).rpartition(":")[2]
     sizes = tuple(tuple(size) for size in entry.get("input_sizes") or ())
-    return Collective(int(entry["collective_seq_id"]), op, sizes, bool(entry["retired"]) or entry["state"] == "completed")
+    return Collective(
+        int(entry["collective_seq_id"]), op, sizes, bool(entry["retired"]) or entry["state"] == "completed"
+    )
+
+
+def open_call(flight: Flight) -> Collective | None:
+    """The first collective that a rank has called and that has not come back."""
+    return next((call for calls in flight.values() for _, call in sorted(calls.items()) if not call.is_done), None)
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,9 @@ def make_incident(verdict: Verdict, stack: list[str], run_dir: Path, name: str, 
 def _lines(verdict: Verdict, incident: Incident) -> list[str]:
     row = verdict.row
     since = f"for {incident.stalled_s:.1f} s (limit {row.limit_s:.0f} s)" if verdict.stalled_s else "now"
-    checkpoint = Path(incident.checkpoint).name if incident.checkpoint else "none yet: resuming starts from the beginning"
+    checkpoint = (
+        Path(incident.checkpoint).name if incident.checkpoint else "none yet: resuming starts from the beginning"
+    )
     context = verdict.failure.context if verdict.failure is not None else []
     return [
         f"nest-ssl: {words.headline(verdict)}",

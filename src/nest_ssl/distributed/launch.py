@@ -221,7 +221,9 @@ def free_port() -> int:
 def check_port(port: int) -> None:
     """Refuse a port that somebody else has."""
     with socket.socket() as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch binds it: an old connection is no hindrance
+        sock.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # as torch binds it: an old connection is no hindrance
         try:
             sock.bind(("", port))
         except OSError as error:
@@ -231,8 +233,8 @@ def check_port(port: int) -> None:
 
 
 def _stop_signals() -> list[signal.Signals]:
-    names = ("SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP")
-    return [getattr(signal, name) for name in names if hasattr(signal, name)]
+    known = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP") if hasattr(signal, name)]
+    return [number for number in known if signal.getsignal(number) is not signal.SIG_IGN]  # nohup ignores SIGHUP
 
 
 def _say(text: str) -> None:

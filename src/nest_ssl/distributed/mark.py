@@ -98,9 +98,7 @@ class WorkerMark:
         self._files += 1
         start = self._at + WORKER.size
         self._map[start : start + len(raw)] = raw
-        WORKER.pack_into(
-            self._map, self._at, self._pid, self._number, 1, time.monotonic_ns(), self._files, len(raw)
-        )
+        WORKER.pack_into(self._map, self._at, self._pid, self._number, 1, time.monotonic_ns(), self._files, len(raw))
 
     def rests(self) -> None:
         """The batch is made."""

@@ -174,32 +174,35 @@ class Monitor:
         """Evidence to its folder, ten lines to the terminal and to a file; the name of the incident."""
         name = incident_name(verdict)
         folder = self.run_dir / FOLDER / name
-        stacks: dict[str, str] = {}
-        incident = make_incident(verdict, [], self.run_dir, name, self.settings.resume_command)
-        try:
-            evidence.write_facts(rows, folder)
-            for row in rows:
-                source = self.beacon.folder / flight.file_name(row.rank)
-                if source.is_file():
-                    shutil.copyfile(source, folder / source.name)
-            stacks = evidence.collect_stacks(evidence.processes_of(rows), folder / "stacks", self.beacon.folder)
-            stack = evidence.innermost_frames(self._stack_of(verdict, stacks))
-            incident = make_incident(verdict, stack, self.run_dir, name, self.settings.resume_command)
-            if verdict.failure is not None:
-                (folder / "traceback.txt").write_text(verdict.failure.traceback)
-            write_incident(incident, self.run_dir)
-        except OSError as error:  # a full disk must not keep the words from the terminal
-            self._say(f"nest-ssl: the incident could not be written to {folder}: {error.strerror}")
-        if verdict.failure is not None and not verdict.failure.is_plain and not verdict.failure.is_lost_peer:
-            self._say(verdict.failure.traceback.rstrip())
+        failure = verdict.failure
+        stack = failure.innermost_frames[:3] if failure is not None else self._innermost_frames(verdict)
+        incident = make_incident(verdict, stack, self.run_dir, name, self.settings.resume_command)
+        if failure is not None and not failure.is_plain and not failure.is_lost_peer:
+            self._say(failure.short_traceback)
         self._say(incident.text)
+        try:
+            write_incident(incident, self.run_dir)
+            self._keep_evidence(verdict, rows, folder)
+        except OSError as error:  # a full disk must not keep the job from being ended
+            self._say(f"nest-ssl: {folder}: the evidence could not be written: {error.strerror}")
         return name
 
-    def _stack_of(self, verdict: Verdict, stacks: dict[str, str]) -> str:
+    def _innermost_frames(self, verdict: Verdict) -> list[str]:
         worker = verdict.worker
-        if worker is not None and worker.number >= 0:
-            return stacks.get(f"rank{verdict.row.rank}_loader{worker.number}_{worker.pid}", "")
-        return stacks.get(f"rank{verdict.row.rank}", "")
+        pid = worker.pid if worker is not None else verdict.row.pid
+        if verdict.row.is_gone or not pid:
+            return []
+        return evidence.innermost_frames(evidence.read_stacks({"it": pid}, self.beacon.folder).get("it", ""))
+
+    def _keep_evidence(self, verdict: Verdict, rows: list[RankRow], folder: Path) -> None:
+        evidence.write_facts(rows, folder)
+        if verdict.failure is not None:
+            (folder / "traceback.txt").write_text(verdict.failure.traceback)
+        for row in rows:
+            source = self.beacon.folder / flight.file_name(row.rank)
+            if source.is_file():
+                shutil.copyfile(source, folder / source.name)
+        evidence.write_stacks(evidence.processes_of(rows), folder / "stacks", self.beacon.folder)
 
     def _report_and_end(self, verdict: Verdict, rows: list[RankRow]) -> int:
         name = self._report(verdict, rows)

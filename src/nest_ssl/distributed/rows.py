@@ -1,4 +1,4 @@
-"""One row per rank: what the beacon and the operating system say of it at one look. Ages, not times: nodes share rows."""
+"""One row per rank: what the beacon and the system say of it at one look. Ages, not times, so that nodes can share."""
 
 from __future__ import annotations
 

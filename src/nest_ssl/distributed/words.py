@@ -63,10 +63,7 @@ def cause(verdict: Verdict) -> str:
     if kind == "never-joined":
         return _why_it_never_joined(verdict)
     if kind == "left-early":
-        return (
-            f"it has no more batches while others have: the batch counts of the ranks differ"
-            f"{_missing_call(verdict)}"
-        )
+        return f"it has no more batches while others have: the batch counts of the ranks differ{_missing_call(verdict)}"
     if kind == "gil":
         return f"a call into C code holds the GIL and does not return (process {PROCESS_STATES.get(row.process, '?')})"
     if kind == "diverged" and verdict.parting is not None:
@@ -137,7 +134,9 @@ def advice(verdict: Verdict) -> str:
     if kind == "out-of-memory":
         return "lower model.train_ds.batch_size or max_duration (or batch_duration), or use trainer.precision=bf16"
     if failure is not None and kind == "failed":
-        return "mend what the message says, then resume" if not failure.is_lost_peer else "look at the other nodes, resume"
+        return (
+            "mend what the message says, then resume" if not failure.is_lost_peer else "look at the other nodes, resume"
+        )
     return {
         "died": "look at the memory of the machine (evidence: memory.json), then resume",
         "worker-died": "give /dev/shm more room, or lower model.train_ds.num_workers or prefetch_factor; then resume",
@@ -169,9 +168,10 @@ def others_text(verdict: Verdict) -> str:
         return "nobody waits for it"
     places: dict[str, list[int]] = {}
     for row in verdict.waiting:
-        places.setdefault(row.place, []).append(row.rank)
+        call = verdict.calls.get(row.rank)
+        places.setdefault(f"{row.place}{f', at collective {call}' if call else ''}", []).append(row.rank)
     parts = [f"{ranks_text(sorted(ranks))} in {place}" for place, ranks in places.items()]
-    return f"wait for {ranks_text(verdict.ranks)}: {', '.join(parts)}"
+    return f"wait for {ranks_text(verdict.ranks)}: {'; '.join(parts)}"
 
 
 def free_text(path: Path) -> str:

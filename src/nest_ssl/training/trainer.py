@@ -9,18 +9,25 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch import strategies
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, Checkpoint
 from lightning.pytorch.loggers import Logger
 
 from nest_ssl.config import TrainerConfig
 from nest_ssl.config.targets import resolve_target
+from nest_ssl.distributed.ranks import RankFacts
 from nest_ssl.training.checkpoints import AtomicCheckpointIO
+from nest_ssl.training.environment import LaunchedRank, take_broadcasts_out
 
 log = logging.getLogger(__name__)
 
 
-def build_trainer(config: TrainerConfig, callbacks: list[Callback], loggers: list[Logger]) -> pl.Trainer:
-    """The trainer that `config` asks for, with our loggers, checkpoints and progress in place of Lightning's."""
+def build_trainer(
+    config: TrainerConfig, callbacks: list[Callback], loggers: list[Logger], rank: RankFacts | None = None
+) -> pl.Trainer:
+    """The trainer that `config` asks for, with our loggers, checkpoints and progress in place of Lightning's.
+
+    `rank` is who this process is, if somebody has launched it as one of several.
+    """
     _quiet_lightning()
     arguments = dict(vars(config))
     on_gpu = uses_gpu(config)
@@ -30,11 +37,11 @@ def build_trainer(config: TrainerConfig, callbacks: list[Callback], loggers: lis
         "gradient_clip_val": config.gradient_clip_val or None,
         "logger": loggers or False,
         "callbacks": callbacks,
-        "enable_checkpointing": any(type(callback).__name__ == "ModelCheckpoint" for callback in callbacks),
+        "enable_checkpointing": any(isinstance(callback, Checkpoint) for callback in callbacks),
         "enable_progress_bar": False,  # ours reads the GPU only when something is logged
         "enable_model_summary": bool(config.enable_model_summary),
         "use_distributed_sampler": False,
-        "plugins": [AtomicCheckpointIO()],
+        "plugins": [AtomicCheckpointIO(), *([LaunchedRank(rank)] if rank is not None else [])],
     }
     if config.use_distributed_sampler:
         log.warning("trainer.use_distributed_sampler: true is ignored; the batch plan gives every rank its slice.")
@@ -42,7 +49,9 @@ def build_trainer(config: TrainerConfig, callbacks: list[Callback], loggers: lis
         if _num_ranks(config) > 1:
             log.warning("trainer.sync_batchnorm: torch has none on CPU ranks; each rank uses its own batch statistics.")
         arguments["sync_batchnorm"] = False
-    return pl.Trainer(**arguments)
+    trainer = pl.Trainer(**arguments)
+    take_broadcasts_out(trainer)
+    return trainer
 
 
 def _quiet_lightning() -> None:

@@ -1,0 +1,221 @@
+"""Training under watch: the callbacks that keep the beacon, compare the ranks, stop together and report failures."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Callback, Checkpoint
+from torch import Tensor
+from torch.optim import Optimizer
+
+from nest_ssl.data import AudioNoiseBatch
+from nest_ssl.data.loader import PlannedLoader
+from nest_ssl.distributed.agent import RankAgent
+from nest_ssl.distributed.reads import ReadReport
+from nest_ssl.distributed.stages import InitPart, Stage, validation_part
+from nest_ssl.training.module import PretrainingModule
+from nest_ssl.training.stage_hooks import attach_stage_hooks
+
+log = logging.getLogger(__name__)
+
+
+class Stopped(Exception):  # noqa: N818 - it is no error
+    """All ranks have saved at the agreed step; this one leaves."""
+
+
+class StageMarks(Callback):
+    """Keeps this rank's place in the beacon up to date, and writes down the exception that ends it."""
+
+    def __init__(self, agent: RankAgent) -> None:
+        self.agent, self.mark = agent, agent.mark
+        self._validates = False
+        self._validation_batches = 0
+        self._steps = 0
+        self._lengths: Tensor | None = None
+        self._files: list[str] = []
+        self._sample_rate = 16_000
+        agent.describe_work = self._describe_batch
+
+    def _describe_batch(self) -> list[str]:
+        if self._lengths is None:
+            return []
+        durations_s = [float(length) / self._sample_rate for length in self._lengths]
+        files = ", ".join(self._files[:3]) + (", …" if len(self._files) > 3 else "")
+        return [
+            f"a batch of {len(durations_s)} utterances, {sum(durations_s):.1f} s in all, the longest "
+            f"{max(durations_s):.1f} s: {files}"
+        ]
+
+    def enter(self, stage: Stage, part: int = 0) -> None:
+        if self._validates:
+            self.mark.enter(Stage.VALIDATION, validation_part(stage, part))
+        else:
+            self.mark.enter(stage, part)
+
+    # ---- before the first step ----
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        assert isinstance(pl_module, PretrainingModule)
+        self.mark.enter(Stage.INIT, InitPart.MODEL)
+        self._sample_rate = pl_module.cfg.model.sample_rate
+        attach_stage_hooks(pl_module.model, self.enter)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.mark.step = trainer.global_step
+        self.mark.enter(Stage.DATA)
+
+    # ---- a step ----
+
+    def batch_arrives(self, batch: AudioNoiseBatch) -> None:
+        """To be called with the batch still on the host."""
+        self.enter(Stage.TRANSFER)
+        self._lengths, self._files = batch.audio_len, batch.audio_filepaths
+
+    def on_before_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Any) -> None:
+        self.mark.enter(Stage.BACKWARD)
+
+    def on_before_optimizer_step(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
+    ) -> None:
+        self.mark.enter(Stage.OPTIMIZER)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self.mark.finish_step(trainer.global_step, counts=self._steps > 0)
+        self._steps += 1
+        self.mark.enter(Stage.DATA)
+
+    # ---- validation and checkpoints ----
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._validates = True
+        self.enter(Stage.DATA)
+
+    def on_validation_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self._validation_batches += 1
+        self.mark.finish_step(self.mark.step, counts=self._validation_batches > 1)
+        self.enter(Stage.DATA)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._validates = False
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        self.mark.enter(Stage.CHECKPOINT)
+
+    # ---- the end ----
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.mark.enter(Stage.END)
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        if not isinstance(exception, Stopped):
+            self.agent.fail(exception)
+
+
+class AfterCheckpoints(Checkpoint):
+    """Lightning runs callbacks of this class last: whatever was saved is saved, and the next wait is for data."""
+
+    def __init__(self, marks: StageMarks) -> None:
+        self.marks = marks
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self.marks.enter(Stage.DATA)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.marks.enter(Stage.DATA)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.marks.enter(Stage.DATA)
+
+
+class StopTogether(Callback):
+    """Saves at the step that all ranks have agreed to stop at, and leaves before the next one.
+
+    A validation that is due after that step still takes place: a resumed run would not repeat it.
+    """
+
+    def __init__(self, agent: RankAgent, checkpoints: Path, name: str) -> None:
+        self.agent, self.checkpoints, self.name = agent, checkpoints, name
+        self._saved_at: int | None = None
+        self._last_step = -1
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._last_step = trainer.global_step
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        stepped = trainer.global_step > self._last_step
+        self._last_step = trainer.global_step
+        if stepped and self._saved_at is None and self.agent.stop_is_due(trainer.global_step):
+            self._saved_at = trainer.global_step
+            earlier = list(self.checkpoints.glob("*-stopped.ckpt"))
+            path = self.checkpoints / f"{self.name}--step={trainer.global_step}-stopped.ckpt"
+            trainer.save_checkpoint(path)
+            if trainer.is_global_zero:
+                log.info("saved at step %d: %s", trainer.global_step, path)
+                for old in earlier:
+                    old.unlink(missing_ok=True)
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        if self._saved_at is not None:
+            raise Stopped(f"stopped after step {self._saved_at}")
+
+
+class Watch:
+    """What a watched run adds to training."""
+
+    def __init__(self, agent: RankAgent) -> None:
+        self.agent = agent
+        self.marks = StageMarks(agent)
+        self._reports: dict[str, ReadReport] = {}
+        self._next_slot = 0
+
+    def callbacks(self, checkpoints: Path, name: str) -> list[Callback]:
+        return [self.marks, StopTogether(self.agent, checkpoints, name)]
+
+    def last_callback(self) -> Callback:
+        """To be listed after all others."""
+        return AfterCheckpoints(self.marks)
+
+    def reads(self, section: str, num_workers: int) -> ReadReport:
+        """For the loader of a section: reports what its processes read."""
+        if section not in self._reports:
+            beacon = self.agent.beacon
+            self._reports[section] = ReadReport(beacon.path, self.agent.facts.local_rank, self._next_slot)
+            self._next_slot += 1 + num_workers
+        return self._reports[section]
+
+    def joins(self) -> None:
+        """From here on this rank waits for the others to form the process group."""
+        self.agent.mark.enter(Stage.INIT, InitPart.JOIN)
+
+
+def loader_facts(loader: Any) -> dict[str, Any]:
+    """What must agree between the loaders of all ranks."""
+    if not isinstance(loader, PlannedLoader):
+        return {"loader": type(loader).__name__}
+    return {
+        "plan": loader.plan_hash,
+        "batches": None if loader.batches.utterances_per_epoch() is None else len(loader),
+        "num_workers": loader.num_workers,
+        "pin_memory": loader.pin_memory,
+    }
