@@ -107,5 +107,6 @@ def register_stack_dump(folder: Path) -> Any:
     if not hasattr(signal, "SIGUSR2"):
         return None
     file = fault_file(folder, os.getpid()).open("w")
+    faulthandler.enable(file=file)  # a crash (SIGSEGV, SIGABRT, …) leaves its stack too
     faulthandler.register(signal.SIGUSR2, file=file, all_threads=True)
     return file

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from nest_ssl.distributed.beacon import RankState
 from nest_ssl.distributed.failure import Failure
-from nest_ssl.distributed.flight import Collective, Flight, Parting, find_parting, open_call
+from nest_ssl.distributed.flight import Collective, Flight, Parting, find_parting, last_call, open_call
 from nest_ssl.distributed.rows import RankRow, WorkerRow
 from nest_ssl.distributed.stages import Stage
 
@@ -65,6 +65,28 @@ def judge_dead(rows: Sequence[RankRow], failures: Mapping[int, Failure]) -> Verd
     return None
 
 
+def judge_abort(verdict: Verdict, rows: Sequence[RankRow], flights: Mapping[int, Flight]) -> Verdict:
+    """gloo aborts the process that gets data of another size than it asked for: it may be the victim of the other call.
+
+    Whose call is new, judged by what the survivors called before, made the ranks part.
+    """
+    by_rank = {row.rank: row for row in rows}
+    # Once the connection is lost, a call that never came back counts as over: the last one is meant.
+    calls = {rank: call for rank, flight in flights.items() if (call := last_call(flight)) is not None}
+    if not calls:
+        return verdict
+    new = [rank for rank, call in calls.items() if not _was_called_before(call, flights[rank])]
+    culprits = [by_rank[rank] for rank in new] or verdict.culprits
+    waiting = [row for row in rows if row.rank not in {culprit.rank for culprit in culprits} and not row.is_gone]
+    parting = Parting("diverged", sorted(row.rank for row in culprits), calls)
+    return replace(verdict, kind="diverged", culprits=culprits, parting=parting, calls=calls, waiting=waiting)
+
+
+def _was_called_before(call: Collective, flight: Flight) -> bool:
+    earlier = [other for calls in flight.values() for other in calls.values() if other.number < call.number]
+    return call.signature in {other.signature for other in earlier}
+
+
 def _failed(row: RankRow, failure: Failure, rows: Sequence[RankRow]) -> Verdict:
     waiting = _others(rows, [row])
     dead_worker = next((w for w in row.workers if w.number >= 0 and f"pid {w.pid}" in _pids(failure.message)), None)
@@ -72,6 +94,8 @@ def _failed(row: RankRow, failure: Failure, rows: Sequence[RankRow]) -> Verdict:
         "killed by signal" in failure.message or "exited unexp" in failure.message
     ):
         worker = dead_worker or next((w for w in row.workers if w.process in ("", "Z")), None)
+        # torch raises it wherever the rank happens to be: the stage that failed is the data.
+        row = replace(row, stage=Stage.DATA, part=0)
         return Verdict("worker-died", [row], worker=worker, failure=failure, waiting=waiting)
     kind = "out-of-memory" if failure.is_out_of_memory else "failed"
     return Verdict(kind, [row], failure=failure, waiting=waiting)

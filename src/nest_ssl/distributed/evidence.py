@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -102,14 +103,20 @@ def innermost_frames(stack: str, count: int = 3) -> list[str]:
     """The innermost frames of the main thread, innermost first, from py-spy's or faulthandler's text."""
     lines = stack.splitlines()
     start = next((i for i, line in enumerate(lines) if "MainThread" in line), None)
-    if start is None:  # faulthandler puts the thread that ran last at the end
-        start = max((i for i, line in enumerate(lines) if "(most recent call first)" in line), default=0)
+    if start is None:  # faulthandler's: the main thread is the last
+        start = max((i for i, line in enumerate(lines) if "(most recent call first)" in line), default=len(lines))
     frames = []
     for line in lines[start + 1 :]:
         if not line.startswith((" ", "\t")):
             break
-        frames.append(" ".join(line.split()))
+        frames.append(_frame(line.strip()))
     return frames[:count]
+
+
+def _frame(line: str) -> str:
+    """faulthandler's 'File "/a/b/c.py", line 3 in f' as py-spy writes it: 'f (b/c.py:3)'."""
+    match = re.match(r'File "([^"]+)", line (\d+) in (.+)', line)
+    return line if match is None else f"{match[3]} ({'/'.join(Path(match[1]).parts[-2:])}:{match[2]})"
 
 
 def processes_of(rows: Iterable[RankRow]) -> dict[str, int]:

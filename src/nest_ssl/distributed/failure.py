@@ -36,6 +36,8 @@ class Failure:
     monotonic_ns: int
     context: list[str] = field(default_factory=list)
     """What the rank adds: the files and durations of its batch."""
+    is_plain: bool = False
+    """The system's error, or one that nest-ssl itself raised for its user: the message says all."""
 
     @property
     def is_lost_peer(self) -> bool:
@@ -48,18 +50,6 @@ class Failure:
     @property
     def is_out_of_memory(self) -> bool:
         return self.type in ("OutOfMemoryError", "MemoryError") or "out of memory" in self.message.lower()
-
-    @property
-    def is_plain(self) -> bool:
-        """An error whose message says all, as in the rest of the program: no traceback is shown for it."""
-        return self.type in (
-            "ValueError",
-            "ConfigError",
-            "BadDataError",
-            "AudioError",
-            "OSError",
-            "FileNotFoundError",
-        ) or (self.type.endswith("Error") and self.message.startswith("refused:"))
 
     @property
     def innermost_frames(self) -> list[str]:
@@ -97,6 +87,7 @@ def write_failure(folder: Path, rank: int, error: BaseException, context: list[s
         traceback="".join(traceback.format_exception(type(error), error, error.__traceback__)),
         monotonic_ns=time.monotonic_ns(),
         context=context,
+        is_plain=isinstance(error, OSError) or (isinstance(error, ValueError) and _is_ours(error)),
     )
     path = folder / file_name(rank)
     if not path.exists():
@@ -105,6 +96,12 @@ def write_failure(folder: Path, rank: int, error: BaseException, context: list[s
             temporary.write_text(json.dumps(asdict(failure)))
             os.replace(temporary, path)
     return failure
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether it was raised in this package, not deep inside another."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and Path(__file__).parents[1] in Path(frames[-1].filename).parents
 
 
 def read_failures(folder: Path) -> dict[int, Failure]:

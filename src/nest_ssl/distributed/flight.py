@@ -61,6 +61,11 @@ def open_call(flight: Flight) -> Collective | None:
     return next((call for calls in flight.values() for _, call in sorted(calls.items()) if not call.is_done), None)
 
 
+def last_call(flight: Flight) -> Collective | None:
+    """The collective that a rank has called last, in its first process group."""
+    return next((calls[max(calls)] for _, calls in sorted(flight.items()) if calls), None)
+
+
 @dataclass(frozen=True)
 class Parting:
     """Where the ranks of a process group stop agreeing."""

@@ -96,7 +96,7 @@ def _lines(verdict: Verdict, incident: Incident) -> list[str]:
         f"nest-ssl: {words.headline(verdict)}",
         f"  where     {row.place}, step {row.step}, rank {row.rank} (pid {row.pid}, node {row.node})",
         f"  since     {since}",
-        f"  on        {'; '.join(context) or words.on_what(verdict) or 'no file and no collective of its own'}",
+        f"  on        {words.on_what(verdict) or '; '.join(context) or 'no file and no collective of its own'}",
         f"  others    {words.others_text(verdict)}",
         f"  cause     {incident.cause}",
         f"  to do     {incident.advice}",

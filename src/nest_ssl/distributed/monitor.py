@@ -18,7 +18,7 @@ from pathlib import Path
 
 from nest_ssl.distributed import evidence, flight, words
 from nest_ssl.distributed.beacon import NO_STEP, Beacon, RankState
-from nest_ssl.distributed.blame import Verdict, is_suspicious, judge_dead, judge_stalled
+from nest_ssl.distributed.blame import Verdict, is_suspicious, judge_abort, judge_dead, judge_stalled
 from nest_ssl.distributed.exit_codes import NEEDS_A_PERSON, RESUMABLE
 from nest_ssl.distributed.failure import read_failures
 from nest_ssl.distributed.incident import FOLDER, exit_code_of, incident_name, make_incident, write_incident
@@ -103,7 +103,8 @@ class Monitor:
         """One look; an exit code when the job is over."""
         dead = self._dead(rows)
         if dead is not None:
-            return self._end(dead, rows)
+            aborted = dead.kind == "died" and dead.row.exit_status == -signal.SIGABRT
+            return self._end(judge_abort(dead, rows, self._flights(rows)) if aborted else dead, rows)
         if self._dead_since is None and self.settings.judges:
             stopped_s = self._stopped_s(rows)
             if is_suspicious(rows, stopped_s, self.settings.floor_s):
@@ -190,7 +191,10 @@ class Monitor:
     def _innermost_frames(self, verdict: Verdict) -> list[str]:
         worker = verdict.worker
         pid = worker.pid if worker is not None else verdict.row.pid
-        if verdict.row.is_gone or not pid:
+        if verdict.row.is_gone:  # a crash leaves its stack
+            path = evidence.fault_file(self.beacon.folder, pid)
+            return evidence.innermost_frames(path.read_text(errors="replace") if path.is_file() else "")
+        if not pid:
             return []
         return evidence.innermost_frames(evidence.read_stacks({"it": pid}, self.beacon.folder).get("it", ""))
 

@@ -67,8 +67,10 @@ def cause(verdict: Verdict) -> str:
     if kind == "gil":
         return f"a call into C code holds the GIL and does not return (process {PROCESS_STATES.get(row.process, '?')})"
     if kind == "diverged" and verdict.parting is not None:
-        calls = "; ".join(f"rank {rank} called {call}" for rank, call in sorted(verdict.parting.calls.items()))
-        return f"the ranks run different code or different data: {calls}"
+        calls = [f"rank {rank} called {call}" for rank, call in sorted(verdict.parting.calls.items())]
+        silent = [row.rank for row in (*verdict.culprits, *verdict.waiting) if row.rank not in verdict.parting.calls]
+        calls += [f"rank {rank} called something else, and died of it" for rank in silent]
+        return f"the ranks run different code or different data: {'; '.join(calls)}"
     if kind == "unfinished":
         return "all ranks wait in the same collective: the network or a GPU does not move"
     return f"the code of this stage does not return (process {PROCESS_STATES.get(row.process, '?')})"

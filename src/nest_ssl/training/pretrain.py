@@ -37,15 +37,15 @@ def pretrain(cfg: NestConfig, agent: RankAgent | None = None) -> RunFolder:
     exp = cfg.exp_manager or ExperimentConfig()
     folder = experiment.run_folder(cfg)
     metrics = MetricsCsv(folder.metrics_csv)
+    checkpoint = experiment.checkpoint_to_resume(folder, exp)
     watch = None if agent is None else Watch(agent)
     callbacks = _callbacks(cfg, exp, folder, metrics)
     if watch is not None:
-        callbacks = [*watch.callbacks(folder.checkpoints, cfg.name), *callbacks, watch.last_callback()]
+        callbacks = [*watch.callbacks(cfg, folder, checkpoint), *callbacks, watch.last_callback()]
     rank = agent.facts if agent is not None and agent.facts.world_size > 1 else None
     trainer = build_trainer(cfg.trainer, callbacks, [metrics, *_loggers(exp, folder)], rank)
     seed_everything(cfg.seed, Stage.WEIGHTS)
     module = PretrainingModule(EncDecDenoiseMaskedTokenPredModel(cfg.model), cfg, folder.path, watch)
-    checkpoint = experiment.checkpoint_to_resume(folder, exp)
     if checkpoint is None:
         maybe_init_from_pretrained_checkpoint(module.model, cfg)
     if trainer.is_global_zero:

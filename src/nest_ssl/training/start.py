@@ -83,6 +83,9 @@ def _train(cfg: NestConfig, arguments: list[str], facts: RankFacts, run_dir: Pat
     if cfg.launch.max_restarts and facts.launcher not in ("nest-ssl", "nobody") and facts.rank == 0:
         log.warning("launch.max_restarts is left to %s, which has launched this run.", facts.launcher)
     many = facts.world_size > 1
+    if facts.rank > 0:
+        for handler in logging.getLogger().handlers:
+            handler.setLevel(logging.WARNING)  # rank 0 speaks for all; each rank has its own log file
     with attached(facts, settings, workers_per_rank=worker_slots(cfg), wants_monitor=many) as agent:
         try:
             if facts.rank == 0 and facts.launcher in ("slurm", "environment"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import warnings
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from lightning.pytorch import strategies
 from lightning.pytorch.callbacks import Callback, Checkpoint
 from lightning.pytorch.loggers import Logger
+from torch.nn.parallel import DistributedDataParallel
 
 from nest_ssl.config import TrainerConfig
 from nest_ssl.config.targets import resolve_target
@@ -32,7 +34,7 @@ def build_trainer(
     arguments = dict(vars(config))
     on_gpu = uses_gpu(config)
     arguments |= {
-        "strategy": _strategy(config.strategy),
+        "strategy": _strategy(config.strategy, 1 if rank is None else rank.world_size),
         "devices": _devices(config, on_gpu),
         "gradient_clip_val": config.gradient_clip_val or None,
         "logger": loggers or False,
@@ -95,9 +97,31 @@ def _num_ranks(config: TrainerConfig) -> int:
     return per_node * config.num_nodes
 
 
-def _strategy(strategy: str | dict[str, Any]) -> Any:
+DDP_STRATEGIES: dict[str, dict[str, Any]] = {
+    "auto": {},
+    "ddp": {},
+    "ddp_find_unused_parameters_false": {"find_unused_parameters": False},
+    "ddp_find_unused_parameters_true": {"find_unused_parameters": True},
+}
+
+
+def _strategy(strategy: str | dict[str, Any], world_size: int) -> Any:
+    """Lightning's strategy, without the broadcast of all buffers that DDP makes in every forward pass.
+
+    It would be a collective per batch, in validation too. The statistics of batch norms, which alone change, are shared
+    once per validation (`watch.py`); in training each rank uses its batch's.
+    """
+    # torch 2.13 has renamed the option, and warns of the old name.
+    known = inspect.signature(DistributedDataParallel).parameters
+    no_buffers: dict[str, Any] = {
+        "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False
+    }
     if isinstance(strategy, str):
+        if strategy in DDP_STRATEGIES and world_size > 1:
+            return strategies.DDPStrategy(**no_buffers, **DDP_STRATEGIES[strategy])
         return strategy
     options = dict(strategy)
     name = resolve_target(options.pop("_target_"), "trainer.strategy._target_")
+    if name == "DDPStrategy":
+        options = no_buffers | options
     return getattr(strategies, name)(**options)

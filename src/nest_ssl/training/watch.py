@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 from lightning.pytorch.callbacks import Callback, Checkpoint
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from nest_ssl.config import NestConfig
 from nest_ssl.data import AudioNoiseBatch
-from nest_ssl.data.loader import PlannedLoader
 from nest_ssl.distributed.agent import RankAgent
 from nest_ssl.distributed.reads import ReadReport
 from nest_ssl.distributed.stages import InitPart, Stage, validation_part
+from nest_ssl.training.compare import CompareRanks
+from nest_ssl.training.experiment import RunFolder
 from nest_ssl.training.module import PretrainingModule
 from nest_ssl.training.stage_hooks import attach_stage_hooks
 
@@ -59,11 +62,12 @@ class StageMarks(Callback):
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         assert isinstance(pl_module, PretrainingModule)
-        self.mark.enter(Stage.INIT, InitPart.MODEL)
         self._sample_rate = pl_module.cfg.model.sample_rate
         attach_stage_hooks(pl_module.model, self.enter)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        for optimizer in trainer.optimizers:
+            optimizer.register_step_pre_hook(lambda *_: self.mark.enter(Stage.OPTIMIZER))
         self.mark.step = trainer.global_step
         self.mark.enter(Stage.DATA)
 
@@ -94,6 +98,8 @@ class StageMarks(Callback):
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._validates = True
         self.enter(Stage.DATA)
+        if trainer.world_size > 1:
+            share_statistics(pl_module)
 
     def on_validation_batch_end(
         self,
@@ -124,6 +130,14 @@ class StageMarks(Callback):
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         if not isinstance(exception, Stopped):
             self.agent.fail(exception)
+
+
+def share_statistics(module: nn.Module) -> None:
+    """Give every rank rank 0's batch statistics, the only buffers that training changes: validation is of one model."""
+    for part in module.modules():
+        if isinstance(part, nn.modules.batchnorm._NormBase):
+            for buffer in part.buffers(recurse=False):
+                torch.distributed.broadcast(buffer, src=0)
 
 
 class AfterCheckpoints(Checkpoint):
@@ -189,8 +203,13 @@ class Watch:
         self._reports: dict[str, ReadReport] = {}
         self._next_slot = 0
 
-    def callbacks(self, checkpoints: Path, name: str) -> list[Callback]:
-        return [self.marks, StopTogether(self.agent, checkpoints, name)]
+    def callbacks(self, cfg: NestConfig, folder: RunFolder, checkpoint: Path | None) -> list[Callback]:
+        """To be listed before all others; `checkpoint` is what the run goes on from."""
+        return [
+            CompareRanks(cfg, folder.path, checkpoint, self.agent.mark),
+            self.marks,
+            StopTogether(self.agent, folder.checkpoints, cfg.name),
+        ]
 
     def last_callback(self) -> Callback:
         """To be listed after all others."""
@@ -207,15 +226,3 @@ class Watch:
     def joins(self) -> None:
         """From here on this rank waits for the others to form the process group."""
         self.agent.mark.enter(Stage.INIT, InitPart.JOIN)
-
-
-def loader_facts(loader: Any) -> dict[str, Any]:
-    """What must agree between the loaders of all ranks."""
-    if not isinstance(loader, PlannedLoader):
-        return {"loader": type(loader).__name__}
-    return {
-        "plan": loader.plan_hash,
-        "batches": None if loader.batches.utterances_per_epoch() is None else len(loader),
-        "num_workers": loader.num_workers,
-        "pin_memory": loader.pin_memory,
-    }
