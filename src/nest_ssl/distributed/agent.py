@@ -38,6 +38,8 @@ class RankAgent:
         self.mark = RankMark(beacon, facts.local_rank)
         self.describe_work: Callable[[], list[str]] = list
         """What the rank is working on, in words, for the report of a failure."""
+        self.show: Callable[[], None] = lambda: None
+        """Let `nest-ssl doctor` find the beacon of a run without a monitor."""
         self._stack_file: Any = None
 
     def start(self, parent: int) -> None:

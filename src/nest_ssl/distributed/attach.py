@@ -14,8 +14,10 @@ from typing import Any
 from nest_ssl.distributed.agent import RankAgent
 from nest_ssl.distributed.beacon import Beacon
 from nest_ssl.distributed.launch import make_beacon_folder, start_monitor
-from nest_ssl.distributed.monitor import Settings
+from nest_ssl.distributed.limits import Limits
 from nest_ssl.distributed.ranks import BEACON_VARIABLE, LAUNCHER_VARIABLE, RankFacts
+from nest_ssl.distributed.rows import local_rows
+from nest_ssl.distributed.status import Settings, write_status
 from nest_ssl.distributed.system import is_alive
 
 JOB_VARIABLES = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_STEP_ID")
@@ -42,11 +44,17 @@ def attached(
         beacon = _wait_for_beacon(folder / "beacon", settings["init_s"])
     agent = RankAgent(facts, beacon, has_monitor=wants_monitor)
     agent.start(parent=os.getppid() if facts.launcher == "torchrun" else 0)
+    if wants_monitor:
+        yield agent
+        return
+    own = Settings(**settings, beacon=str(beacon.path), node=facts.node, parent=0)
+    limits = Limits(own.floor_s, own.init_s)
+    agent.show = lambda: write_status(own, local_rows(beacon, limits, own.node), None)
     try:
         yield agent
     finally:
-        if not wants_monitor:
-            shutil.rmtree(folder, ignore_errors=True)
+        agent.show()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _token(facts: RankFacts) -> str:

@@ -6,6 +6,7 @@ joined, one that left early, one that holds the GIL, the flight recorder, and la
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -97,6 +98,12 @@ def _failed(row: RankRow, failure: Failure, rows: Sequence[RankRow]) -> Verdict:
         # torch raises it wherever the rank happens to be: the stage that failed is the data.
         row = replace(row, stage=Stage.DATA, part=0)
         return Verdict("worker-died", [row], worker=worker, failure=failure, waiting=waiting)
+    absent = re.search(r"Ranks? ([\d, ]+) failed to pass monitoredBarrier", failure.message)
+    if absent is not None:  # debug.barrier: rank 0 tells who did not arrive
+        ranks = {int(number) for number in absent[1].replace(",", " ").split()}
+        culprits = [other for other in rows if other.rank in ranks]
+        stalled_s = max((other.in_stage_s for other in culprits), default=0.0)
+        return Verdict("missing", culprits or [row], stalled_s, failure=failure, waiting=_others(rows, culprits))
     kind = "out-of-memory" if failure.is_out_of_memory else "failed"
     return Verdict(kind, [row], failure=failure, waiting=waiting)
 

@@ -64,9 +64,9 @@ class Failure:
         for part in re.split(r"(?m)^(?=  File )", self.traceback):
             if part.startswith("  File ") and "site-packages" in part.splitlines()[0]:
                 left_out += 1
-                tail = re.split(r"(?m)^(?=\S)", part, maxsplit=1)[1:]  # the message, if this was the last frame
-                kept += tail
-                continue
+                part = "".join(re.split(r"(?m)^(?=\S)", part, maxsplit=1)[1:])  # the message after the last frame
+                if not part:
+                    continue
             if left_out:
                 kept.append(f"  … {left_out} calls of installed packages\n")
                 left_out = 0

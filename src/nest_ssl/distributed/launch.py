@@ -19,8 +19,9 @@ from typing import Any
 
 from nest_ssl.distributed.beacon import Beacon
 from nest_ssl.distributed.exit_codes import FINISHED, NEEDS_A_PERSON, RESUMABLE
-from nest_ssl.distributed.monitor import Settings, verdict_path
+from nest_ssl.distributed.monitor import verdict_path
 from nest_ssl.distributed.ranks import BEACON_VARIABLE, LAUNCHER_VARIABLE, RankFacts
+from nest_ssl.distributed.status import Settings
 from nest_ssl.distributed.system import is_alive, kill_all, shared_memory_folder, wait_until_gone
 
 POLL_S = 0.05

@@ -13,7 +13,6 @@ import shutil
 import signal
 import sys
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from nest_ssl.distributed import evidence, flight, words
@@ -26,6 +25,7 @@ from nest_ssl.distributed.limits import Limits
 from nest_ssl.distributed.rows import RankRow, local_rows
 from nest_ssl.distributed.slow import RecentDurations, Slow, find_slow
 from nest_ssl.distributed.stages import Stage
+from nest_ssl.distributed.status import Settings, write_status
 from nest_ssl.distributed.system import die_with_parent, kill_all, wait_until_gone
 
 LOOK_EVERY_S = 0.25
@@ -38,31 +38,6 @@ STOP_MARGIN = 2
 STATUS_EVERY_S = 5.0
 WARN_FROM_S = 10.0
 """A warning comes at half the limit, unless that is shorter than this."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the launcher tells the monitor, as JSON."""
-
-    beacon: str
-    run_dir: str
-    node: int
-    floor_s: float
-    init_s: float
-    judges: bool
-    """False: only stopping is agreed."""
-    ends: bool
-    """False: `watchdog.action=report`."""
-    parent: int
-    """Dies with this process; 0: outlives the one that started it."""
-    resume_command: str
-
-    def write(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self)))
-
-    @classmethod
-    def read(cls, path: Path) -> Settings:
-        return cls(**json.loads(path.read_text()))
 
 
 def verdict_path(folder: Path) -> Path:
@@ -92,6 +67,7 @@ class Monitor:
             rows = local_rows(self.beacon, self.limits, self.settings.node, self.recent.usual_ms)
             self._write_status(rows)
             if all(row.is_gone and not row.is_active for row in rows):
+                self._write_status(rows, now=True)
                 return 0
             code = self._look(rows)
             if code is not None:
@@ -271,21 +247,8 @@ class Monitor:
         if time.monotonic() < self._next_status and not now:
             return
         self._next_status = time.monotonic() + STATUS_EVERY_S
-        folder = self.run_dir / "watchdog"
-        status = {
-            "time": time.time(),
-            "host": os.uname().nodename if hasattr(os, "uname") else "",
-            "beacon": str(self.beacon.path),
-            "monitor_pid": os.getpid(),
-            "settings": asdict(self.settings),
-            "rows": [row.to_json() for row in rows],
-        }
-        with contextlib.suppress(OSError):  # the run's folder may be full, or not there yet; the next look tries again
-            if self.run_dir.is_dir():
-                folder.mkdir(exist_ok=True)
-                path = folder / f"node{self.settings.node}.json"
-                path.with_suffix(".tmp").write_text(json.dumps(status))
-                os.replace(path.with_suffix(".tmp"), path)
+        with contextlib.suppress(OSError):  # a full disk is for those to report whose work it stops
+            write_status(self.settings, rows, os.getpid())
 
     def _say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)

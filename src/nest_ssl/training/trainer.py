@@ -51,6 +51,12 @@ def build_trainer(
         if _num_ranks(config) > 1:
             log.warning("trainer.sync_batchnorm: torch has none on CPU ranks; each rank uses its own batch statistics.")
         arguments["sync_batchnorm"] = False
+    elif config.sync_batchnorm and _num_ranks(config) > 1:
+        log.info(
+            "trainer.sync_batchnorm: all ranks meet at every batch norm, forward and backward: %s. A slow rank slows all "
+            "of them down there; trainer.sync_batchnorm=false gives each rank its own statistics.",
+            "two collectives per conformer layer and step",
+        )
     trainer = pl.Trainer(**arguments)
     take_broadcasts_out(trainer)
     return trainer

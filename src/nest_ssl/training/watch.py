@@ -21,6 +21,7 @@ from nest_ssl.training.compare import CompareRanks
 from nest_ssl.training.experiment import RunFolder
 from nest_ssl.training.module import PretrainingModule
 from nest_ssl.training.stage_hooks import attach_stage_hooks
+from nest_ssl.training.trace import BarrierBeforeEncoder, TraceStages
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ class StageMarks(Callback):
     def __init__(self, agent: RankAgent) -> None:
         self.agent, self.mark = agent, agent.mark
         self._validates = False
+        self._ended = False
         self._validation_batches = 0
         self._steps = 0
         self._lengths: Tensor | None = None
@@ -120,12 +122,14 @@ class StageMarks(Callback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        self.mark.enter(Stage.CHECKPOINT)
+        if not self._ended:
+            self.mark.enter(Stage.CHECKPOINT)
 
     # ---- the end ----
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.mark.enter(Stage.END)
+        self._ended = True
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         if not isinstance(exception, Stopped):
@@ -205,11 +209,14 @@ class Watch:
 
     def callbacks(self, cfg: NestConfig, folder: RunFolder, checkpoint: Path | None) -> list[Callback]:
         """To be listed before all others; `checkpoint` is what the run goes on from."""
-        return [
-            CompareRanks(cfg, folder.path, checkpoint, self.agent.mark),
-            self.marks,
-            StopTogether(self.agent, folder.checkpoints, cfg.name),
-        ]
+        callbacks: list[Callback] = [CompareRanks(cfg, folder.path, checkpoint, self.agent.mark), self.marks]
+        if cfg.exp_manager is None or cfg.exp_manager.create_preemption_callback:
+            callbacks.append(StopTogether(self.agent, folder.checkpoints, cfg.name))
+        if cfg.debug.trace:
+            callbacks.append(TraceStages())
+        if cfg.debug.barrier:
+            callbacks.append(BarrierBeforeEncoder(cfg.watchdog.floor_s))
+        return callbacks
 
     def last_callback(self) -> Callback:
         """To be listed after all others."""
@@ -225,4 +232,5 @@ class Watch:
 
     def joins(self) -> None:
         """From here on this rank waits for the others to form the process group."""
+        self.agent.show()
         self.agent.mark.enter(Stage.INIT, InitPart.JOIN)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import json
 import os
 import signal
 import time
@@ -217,6 +218,55 @@ def killed_while_saving(step: int) -> None:
     torch.save = save_half  # type: ignore[assignment]
 
 
+def all_reduce_in_forward(step: int) -> None:
+    """What NeMo's encoder did: agree on the longest audio of all ranks, in every forward pass."""
+
+    def agree(self: ConformerEncoder, *args: Any, **kwargs: Any) -> None:
+        longest = torch.tensor([kwargs["audio_signal"].shape[-1]])
+        torch.distributed.all_reduce(longest, op=torch.distributed.ReduceOp.MAX)
+
+    before(ConformerEncoder, "forward", agree)
+
+
+def the_original_hang(step: int) -> None:
+    """`all_reduce_in_forward`, and rank 1 has a batch less without anybody being told."""
+    all_reduce_in_forward(step)
+    if os.environ["RANK"] == "1":
+        real_iter = PlanSampler.__iter__
+
+        def short(self: PlanSampler) -> Any:
+            yield from list(real_iter(self))[:-1]
+            note()
+
+        PlanSampler.__iter__ = short  # type: ignore[method-assign]
+
+
+def slow_but_well(step: int) -> None:
+    """A first step and validation batches that take longer than the floor, on all ranks."""
+
+    def first(*args: Any, **kwargs: Any) -> None:
+        if Now.validates or Now.step == 0:
+            time.sleep(4.0)
+
+    before(ConformerEncoder, "forward", first)
+
+
+def list_collectives(step: int) -> None:
+    """Append what every step has called to the file of the note."""
+    from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]
+
+    seen = 0
+
+    def dump(self: PretrainingModule, *args: Any, **kwargs: Any) -> None:
+        nonlocal seen
+        entries = json.loads(_dump_fr_trace_json())["entries"][seen:]
+        seen += len(entries)
+        with Path(os.environ["NEST_FAULT_NOTE"]).open("a") as file:
+            file.write(json.dumps([entry["profiling_name"] for entry in entries]) + "\n")
+
+    before(PretrainingModule, "on_train_batch_end", dump)
+
+
 SPECIAL: dict[str, Callable[[int], None]] = {
     "slow_rank": slow_rank,
     "loader:kill": in_the_loader(kill),
@@ -225,4 +275,7 @@ SPECIAL: dict[str, Callable[[int], None]] = {
     "one_batch_short": one_batch_short,
     "joins_late": joins_late,
     "killed_while_saving": killed_while_saving,
+    "the_original_hang": the_original_hang,
+    "slow_but_well": slow_but_well,
+    "list_collectives": list_collectives,
 }
