@@ -53,9 +53,8 @@ def build_trainer(
         arguments["sync_batchnorm"] = False
     elif config.sync_batchnorm and _num_ranks(config) > 1:
         log.info(
-            "trainer.sync_batchnorm: all ranks meet at every batch norm, forward and backward: %s. A slow rank slows all "
-            "of them down there; trainer.sync_batchnorm=false gives each rank its own statistics.",
-            "two collectives per conformer layer and step",
+            "trainer.sync_batchnorm: all ranks meet twice per conformer layer in every step, and each waits there for the "
+            "slowest; trainer.sync_batchnorm=false gives each rank its own statistics."
         )
     trainer = pl.Trainer(**arguments)
     take_broadcasts_out(trainer)
