@@ -64,21 +64,21 @@ def test_finished_ranks_are_not_dead() -> None:
 
 
 def test_a_stopped_rank_comes_before_everything_that_waits() -> None:
-    rows = [row(0), row(1, Stage.ENCODER, process="T")]
-    verdict = judge_stalled(rows, {0: calls(5, 5, done=1)}, {101: 3.5}, FLOOR_S)
+    rows = [row(0), row(1, Stage.ENCODER, process="T", stopped_s=3.5)]
+    verdict = judge_stalled(rows, {0: calls(5, 5, done=1)}, FLOOR_S)
     assert verdict is not None
     assert (verdict.kind, verdict.ranks) == ("stopped", [1])
     assert [waiting.rank for waiting in verdict.waiting] == [0]
 
 
 def test_a_rank_that_was_stopped_for_a_moment_is_left_alone() -> None:
-    rows = [row(0, in_stage_s=1.0), row(1, Stage.ENCODER, 1.0, process="T")]
-    assert not is_suspicious(rows, {101: 1.0}, FLOOR_S)
+    rows = [row(0, in_stage_s=1.0), row(1, Stage.ENCODER, 1.0, process="T", stopped_s=1.0)]
+    assert not is_suspicious(rows, FLOOR_S)
 
 
 def test_the_file_that_does_not_come_is_named() -> None:
     rows = [row(0), row(1, Stage.DATA, workers=[worker(path="/dead/disk.wav")])]
-    verdict = judge_stalled(rows, {}, {}, FLOOR_S)
+    verdict = judge_stalled(rows, {}, FLOOR_S)
     assert verdict is not None
     assert (verdict.kind, verdict.ranks) == ("file", [1])
     assert words.on_what(verdict) == "file /dead/disk.wav"
@@ -86,23 +86,23 @@ def test_the_file_that_does_not_come_is_named() -> None:
 
 def test_a_file_is_judged_by_the_floor_even_while_a_first_step_may_take_its_time() -> None:
     starting = row(0, Stage.DATA, 4.0, limit_s=900.0, steps_done=0, workers=[worker()])
-    assert is_suspicious([starting], {}, FLOOR_S)
+    assert is_suspicious([starting], FLOOR_S)
 
 
 def test_a_loader_process_that_rests_is_not_blamed_for_its_last_file() -> None:
     rows = [row(0, Stage.DATA, 2.0, workers=[worker(is_reading=False, since_s=100.0)])]
-    assert not is_suspicious(rows, {}, FLOOR_S)
+    assert not is_suspicious(rows, FLOOR_S)
 
 
 def test_a_slow_file_that_was_loaded_ahead_does_not_matter_yet() -> None:
     rows = [row(0, Stage.ENCODER, 0.1, workers=[worker(since_s=4.0)])]
-    assert not is_suspicious(rows, {}, FLOOR_S)
+    assert not is_suspicious(rows, FLOOR_S)
 
 
 def test_the_rank_that_never_joined_is_named_by_those_that_wait() -> None:
     joining = [row(rank, Stage.INIT, 11.0, part=InitPart.JOIN, limit_s=10.0) for rank in (0, 2)]
     missing = row(1, Stage.INIT, 12.0, part=InitPart.IMPORT, limit_s=10.0)
-    verdict = judge_stalled([*joining, missing], {}, {}, FLOOR_S)
+    verdict = judge_stalled([*joining, missing], {}, FLOOR_S)
     assert verdict is not None
     assert (verdict.kind, verdict.ranks) == ("never-joined", [1])
     assert "ranks 0 and 2 waited" in words.cause(verdict)
@@ -110,7 +110,7 @@ def test_the_rank_that_never_joined_is_named_by_those_that_wait() -> None:
 
 def test_the_rank_that_called_less_is_missing_even_if_all_stand_in_backward() -> None:
     rows = [row(0), row(1)]
-    verdict = judge_stalled(rows, {0: calls(5, 9, done=1), 1: calls(5)}, {}, FLOOR_S)
+    verdict = judge_stalled(rows, {0: calls(5, 9, done=1), 1: calls(5)}, FLOOR_S)
     assert verdict is not None
     assert (verdict.kind, verdict.ranks) == ("missing", [1])
     assert words.on_what(verdict) == "collective #2 all_reduce of [9]"
@@ -119,17 +119,17 @@ def test_the_rank_that_called_less_is_missing_even_if_all_stand_in_backward() ->
 
 def test_nobody_is_blamed_while_the_rank_behind_may_take_its_time() -> None:
     saving = row(0, Stage.CHECKPOINT, 4.0, limit_s=30.0, patience_s=30.0)
-    assert judge_stalled([saving, row(1)], {0: calls(5), 1: calls(5, 9, done=1)}, {}, FLOOR_S) is None
+    assert judge_stalled([saving, row(1)], {0: calls(5), 1: calls(5, 9, done=1)}, FLOOR_S) is None
 
 
 def test_the_rank_behind_is_not_blamed_while_it_moves() -> None:
     moving = row(0, Stage.ENCODER, 0.5)
-    assert judge_stalled([moving, row(1)], {0: calls(5), 1: calls(5, 9, done=1)}, {}, FLOOR_S) is None
+    assert judge_stalled([moving, row(1)], {0: calls(5), 1: calls(5, 9, done=1)}, FLOOR_S) is None
 
 
 def test_diverging_collectives_are_shown_side_by_side_and_the_new_one_is_blamed() -> None:
     flights = {0: calls(5, 9, 5, 9, done=3), 1: calls(5, 9, 5, 7, done=3)}
-    verdict = judge_stalled([row(0), row(1, Stage.ENCODER)], flights, {}, FLOOR_S)
+    verdict = judge_stalled([row(0), row(1, Stage.ENCODER)], flights, FLOOR_S)
     assert verdict is not None
     assert (verdict.kind, verdict.ranks) == ("diverged", [1])
     assert "rank 0: #4 all_reduce of [9]; rank 1: #4 all_reduce of [7]" in words.on_what(verdict)
@@ -137,14 +137,14 @@ def test_diverging_collectives_are_shown_side_by_side_and_the_new_one_is_blamed(
 
 def test_the_minority_is_blamed_for_a_diverging_collective() -> None:
     flights = {rank: calls(5, 6 if rank == 2 else 9, done=1) for rank in range(4)}
-    verdict = judge_stalled([row(rank) for rank in range(4)], flights, {}, FLOOR_S)
+    verdict = judge_stalled([row(rank) for rank in range(4)], flights, FLOOR_S)
     assert verdict is not None
     assert verdict.ranks == [2]
 
 
 def test_all_in_the_same_unfinished_collective_is_the_fabric() -> None:
     flights = {rank: calls(5, 9, done=1) for rank in range(2)}
-    verdict = judge_stalled([row(0), row(1)], flights, {}, FLOOR_S)
+    verdict = judge_stalled([row(0), row(1)], flights, FLOOR_S)
     assert verdict is not None
     assert verdict.kind == "unfinished"
     assert "network or a GPU" in words.cause(verdict)
@@ -152,7 +152,7 @@ def test_all_in_the_same_unfinished_collective_is_the_fabric() -> None:
 
 def test_a_rank_whose_own_thread_cannot_run_holds_the_gil() -> None:
     rows = [row(0), row(1, Stage.ENCODER, heartbeat_s=4.0)]
-    verdict = judge_stalled(rows, {0: calls(5, 9, done=1)}, {}, FLOOR_S)
+    verdict = judge_stalled(rows, {0: calls(5, 9, done=1)}, FLOOR_S)
     assert verdict is not None
     assert (verdict.kind, verdict.ranks) == ("gil", [1])
     assert "GIL" in words.cause(verdict)
@@ -160,7 +160,7 @@ def test_a_rank_whose_own_thread_cannot_run_holds_the_gil() -> None:
 
 def test_a_rank_that_has_finished_is_missing_where_the_others_wait() -> None:
     rows = [row(0, Stage.ENCODER), row(1, Stage.END, 4.0, state=RankState.FINISHED, limit_s=900.0)]
-    verdict = judge_stalled(rows, {0: calls(5, 9, done=1), 1: calls(5)}, {}, FLOOR_S)
+    verdict = judge_stalled(rows, {0: calls(5, 9, done=1), 1: calls(5)}, FLOOR_S)
     assert verdict is not None
     assert (verdict.kind, verdict.ranks) == ("left-early", [1])
     assert "missing at collective #2 all_reduce of [9]" in words.cause(verdict)
@@ -168,7 +168,7 @@ def test_a_rank_that_has_finished_is_missing_where_the_others_wait() -> None:
 
 def test_without_collectives_the_minority_place_is_blamed() -> None:
     rows = [row(0), row(1, Stage.OPTIMIZER), row(2)]
-    verdict = judge_stalled(rows, {}, {}, FLOOR_S)
+    verdict = judge_stalled(rows, {}, FLOOR_S)
     assert verdict is not None
     assert (verdict.kind, verdict.ranks) == ("stalled", [1])
 
@@ -176,8 +176,8 @@ def test_without_collectives_the_minority_place_is_blamed() -> None:
 def test_a_long_validation_batch_of_all_ranks_is_given_more_time_than_one_that_others_wait_for() -> None:
     part = validation_part(Stage.ENCODER)
     slow = [row(rank, Stage.VALIDATION, 5.0, part=part, patience_s=30.0) for rank in range(2)]
-    assert judge_stalled(slow, {}, {}, FLOOR_S) is None
+    assert judge_stalled(slow, {}, FLOOR_S) is None
     flights = {0: calls(5, 9, done=1), 1: calls(5)}
-    verdict = judge_stalled(slow, flights, {}, FLOOR_S)
+    verdict = judge_stalled(slow, flights, FLOOR_S)
     assert verdict is not None
     assert verdict.ranks == [1]

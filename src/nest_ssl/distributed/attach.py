@@ -38,7 +38,15 @@ def attached(
         beacon = _create(folder, facts, workers_per_rank)
         if wants_monitor:
             path = folder / "monitor.json"
-            Settings(**settings, beacon=str(beacon.path), node=facts.node, parent=0).write(path)
+            Settings(
+                **settings,
+                beacon=str(beacon.path),
+                node=facts.node,
+                parent=0,
+                num_nodes=facts.num_nodes,
+                leader_address=facts.master_addr,
+                leader_port=facts.master_port + 1,
+            ).write(path)
             start_monitor(path)
     else:
         beacon = _wait_for_beacon(folder / "beacon", settings["init_s"])

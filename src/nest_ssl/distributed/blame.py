@@ -113,23 +113,19 @@ def _pids(message: str) -> str:
     return message.replace("pid(s) ", "pid ").replace(", ", " pid ")
 
 
-def judge_stalled(
-    rows: Sequence[RankRow], flights: Mapping[int, Flight], stopped_s: Mapping[int, float], floor_s: float
-) -> Verdict | None:
+def judge_stalled(rows: Sequence[RankRow], flights: Mapping[int, Flight], floor_s: float) -> Verdict | None:
     """Who keeps the others waiting, once that has lasted longer than the culprit's stage may last."""
-    verdict = _judge_stalled(rows, flights, stopped_s, floor_s)
+    verdict = _judge_stalled(rows, flights, floor_s)
     if verdict is None:
         return None
     calls = {rank: call for rank, flight in flights.items() if (call := open_call(flight)) is not None}
     return replace(verdict, calls=calls)
 
 
-def _judge_stalled(
-    rows: Sequence[RankRow], flights: Mapping[int, Flight], stopped_s: Mapping[int, float], floor_s: float
-) -> Verdict | None:
+def _judge_stalled(rows: Sequence[RankRow], flights: Mapping[int, Flight], floor_s: float) -> Verdict | None:
     active = [row for row in rows if row.is_active]
     verdict = (
-        _stopped(active, stopped_s, floor_s)
+        _stopped(active, floor_s)
         or _blocked_file(active, floor_s)
         or _never_joined(active)
         or _left_early(rows, flights)
@@ -141,25 +137,25 @@ def _judge_stalled(
     return _by_place(active) if parting is None else _by_parting(active, parting)
 
 
-def is_suspicious(rows: Sequence[RankRow], stopped_s: Mapping[int, float], floor_s: float) -> bool:
+def is_suspicious(rows: Sequence[RankRow], floor_s: float) -> bool:
     """Whether a closer look is due: some rank is longer in its stage than it may be."""
     active = [row for row in rows if row.is_active]
     return (
         any(row.in_stage_s > row.limit_s for row in active)
-        or _stopped(active, stopped_s, floor_s) is not None
+        or _stopped(active, floor_s) is not None
         or _blocked_file(active, floor_s) is not None
     )
 
 
-def _stopped(active: Sequence[RankRow], stopped_s: Mapping[int, float], floor_s: float) -> Verdict | None:
-    culprits = [row for row in active if stopped_s.get(row.pid, 0.0) > floor_s]
+def _stopped(active: Sequence[RankRow], floor_s: float) -> Verdict | None:
+    culprits = [row for row in active if row.stopped_s > floor_s]
     if culprits:
-        longest_s = max(stopped_s[row.pid] for row in culprits)
+        longest_s = max(row.stopped_s for row in culprits)
         return Verdict("stopped", culprits, longest_s, waiting=_others(active, culprits))
     for row in active:
         if row.waits_for_data and row.in_stage_s > SHORT_WAIT_S:
             for worker in row.workers:
-                if worker.number >= 0 and min(stopped_s.get(worker.pid, 0.0), row.in_stage_s) > floor_s:
+                if worker.number >= 0 and min(worker.stopped_s, row.in_stage_s) > floor_s:
                     return Verdict("worker-stopped", [row], row.in_stage_s, worker, waiting=_others(active, [row]))
     return None
 

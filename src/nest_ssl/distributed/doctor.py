@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import shutil
 import socket
@@ -56,11 +57,9 @@ def _sync(cfg: NestConfig) -> Finding:
 
 
 def _versions() -> Finding:
-    import lightning
-    import torch
-
-    fits = lightning.__version__.startswith("2.6")
-    what = f"Python {sys.version.split()[0]}, torch {torch.__version__}, lightning {lightning.__version__}"
+    torch, lightning = (importlib.metadata.version(name) for name in ("torch", "lightning"))
+    fits = lightning.startswith("2.6")
+    what = f"Python {sys.version.split()[0]}, torch {torch}, lightning {lightning}"
     return Finding(GOOD if fits else BAD, "versions", what if fits else f"{what}: nest-ssl needs lightning 2.6")
 
 

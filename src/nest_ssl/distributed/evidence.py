@@ -131,15 +131,18 @@ def processes_of(rows: Iterable[RankRow]) -> dict[str, int]:
     return found
 
 
-def write_facts(rows: list[RankRow], folder: Path) -> None:
+def write_facts(rows: list[RankRow], folder: Path, node: int = 0) -> None:
     """States of the processes, memory of the machine, the rows, and the GPUs where there are some."""
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / "ranks.json", [row.to_json() for row in rows])
-    _write(folder / "processes.json", {name: process_facts(pid) for name, pid in processes_of(rows).items()})
-    _write(folder / "memory.json", {**memory_facts(), "/dev/shm": _disk("/dev/shm"), "loadavg": os.getloadavg()})
+    of_node = f"_node{node}" if node else ""
+    _write(folder / f"ranks{of_node}.json", [row.to_json() for row in rows])
+    _write(folder / f"processes{of_node}.json", {name: process_facts(pid) for name, pid in processes_of(rows).items()})
+    _write(
+        folder / f"memory{of_node}.json", {**memory_facts(), "/dev/shm": _disk("/dev/shm"), "loadavg": os.getloadavg()}
+    )
     gpus = gpu_text()
     if gpus:
-        (folder / "gpus.txt").write_text(gpus)
+        (folder / f"gpus{of_node}.txt").write_text(gpus)
 
 
 def gpu_text() -> str:

@@ -19,7 +19,7 @@ from typing import Any
 
 from nest_ssl.distributed.beacon import Beacon
 from nest_ssl.distributed.exit_codes import FINISHED, NEEDS_A_PERSON, RESUMABLE
-from nest_ssl.distributed.monitor import verdict_path
+from nest_ssl.distributed.node import verdict_path
 from nest_ssl.distributed.ranks import BEACON_VARIABLE, LAUNCHER_VARIABLE, RankFacts
 from nest_ssl.distributed.status import Settings
 from nest_ssl.distributed.system import is_alive, kill_all, shared_memory_folder, wait_until_gone
@@ -126,7 +126,15 @@ class Attempt:
     def _start_monitor(self) -> None:
         self._monitors_started += 1
         path = self.folder / "monitor.json"
-        Settings(**self.job.settings, beacon=str(self.beacon.path), node=self.job.node, parent=os.getpid()).write(path)
+        Settings(
+            **self.job.settings,
+            beacon=str(self.beacon.path),
+            node=self.job.node,
+            parent=os.getpid(),
+            num_nodes=self.job.num_nodes,
+            leader_address=self.job.master_addr,
+            leader_port=self.port + 1,
+        ).write(path)
         self.monitor = start_monitor(path)
 
     def _wait(self) -> None:

@@ -26,6 +26,8 @@ class WorkerRow:
     is_reading: bool
     since_s: float
     path: str
+    stopped_s: float = 0.0
+    """For how long the monitor has seen the process stopped."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,9 @@ class RankRow:
     patience_s: float
     """The same, if nobody waits for it."""
     workers: list[WorkerRow] = field(default_factory=list)
+    stopped_s: float = 0.0
+    is_lost: bool = False
+    """Its whole node is not heard of any more."""
     usual_ms: dict[str, float] = field(default_factory=dict)
     """What a step spent in each stage lately: the median."""
 

@@ -30,6 +30,10 @@ class Settings:
     parent: int
     """Dies with this process; 0: outlives the one that started it."""
     resume_command: str
+    num_nodes: int = 1
+    leader_address: str = "127.0.0.1"
+    leader_port: int = 0
+    """Where the monitor of node 0 listens, if there are several nodes."""
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)))

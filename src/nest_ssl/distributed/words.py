@@ -84,6 +84,8 @@ def _missing_call(verdict: Verdict) -> str:
 
 def _why_it_died(row: RankRow) -> str:
     status = row.exit_status
+    if row.is_lost:
+        return f"nothing is heard of node {row.node}: did it crash, or lose its network?"
     if status is None:
         return "its process is gone; out of memory?"
     if status >= 0:

@@ -53,7 +53,7 @@ def build_trainer(
         arguments["sync_batchnorm"] = False
     elif config.sync_batchnorm and _num_ranks(config) > 1:
         log.info(
-            "trainer.sync_batchnorm: all ranks meet twice per conformer layer in every step, and each waits there for the "
+            "trainer.sync_batchnorm: all ranks meet twice per conformer layer in every step, and wait there for the "
             "slowest; trainer.sync_batchnorm=false gives each rank its own statistics."
         )
     trainer = pl.Trainer(**arguments)
