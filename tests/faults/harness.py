@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ class Run:
     note: Path
     output: Path
     token: str
+    corpus: Path
     ended_at: float = 0.0
     struck_at: float | None = None
     """Set by a test that strikes from outside; else the fault's own note counts."""
@@ -139,7 +141,7 @@ class Lab:
             process = subprocess.Popen(
                 [*(program or PROGRAM), *args], env=variables, stdout=subprocess.DEVNULL, stderr=file
             )
-        run = Run(process, self.folder / name, Path(variables["NEST_FAULT_NOTE"]), output, token)
+        run = Run(process, self.folder / name, Path(variables["NEST_FAULT_NOTE"]), output, token, self.corpus)
         self.runs.append(run)
         return run
 
@@ -152,7 +154,7 @@ class Lab:
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "NEST_FAULT_TOKEN": token, "OMP_NUM_THREADS": "1"}
         with output.open("wb") as file:
             process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=file)
-        resumed = Run(process, run.run_dir, run.note, output, token)
+        resumed = Run(process, run.run_dir, run.note, output, token, self.corpus)
         self.runs.append(resumed)
         return resumed.wait()
 
@@ -183,7 +185,7 @@ def check_named(run: Run, *, ranks: list[int], stage: str, within_s: float, exit
     assert (evidence / "ranks.json").is_file()
     assert (evidence / "processes.json").is_file()
     check_nothing_left(run)
-    _keep_for_the_table(run)
+    keep_for_the_table(run, incident["text"], run.reported_s)
     return incident
 
 
@@ -215,13 +217,21 @@ def lab_in(corpus: Path, folder: Path) -> Iterator[Lab]:
         lab.clean_up()
 
 
-def _keep_for_the_table(run: Run) -> None:
+def keep_for_the_table(run: Run, text: str, after_s: float | None = None) -> None:
     """For `make faults`, which writes docs/faults.md from what was really read."""
     folder = os.environ.get("NEST_FAULT_TABLE")
-    name = os.environ.get("PYTEST_CURRENT_TEST", "").split("::")[-1].split(" ")[0]
-    if folder:
-        content = {"test": name, "reported_s": run.reported_s, "incident": run.incident}
-        (Path(folder) / f"{name.replace('/', '_')}.json").write_text(json.dumps(content, indent=1))
+    if not folder:
+        return
+    name = os.environ["PYTEST_CURRENT_TEST"].split("::")[-1].split(" ")[0]
+    for path, short in ((run.run_dir, "RUN_DIR"), (run.corpus, "/data"), (run.run_dir.parent, "/runs")):
+        text = text.replace(str(path), short)
+    text = re.sub(r"(?m)^(  resume    ).*", r"\1nest-ssl pretrain … trainer.devices=2", text)
+    content = {"test": name, "text": text, "after_s": after_s, "exit": run.returncode}
+    (Path(folder) / f"{re.sub('[^a-zA-Z0-9_]+', '-', name)}.json").write_text(json.dumps(content, indent=1))
 
 
-Strike = Callable[[Run], None]
+def said(run: Run, pattern: str) -> str:
+    """The lines on the terminal that the pattern matches; none is a failure of the test."""
+    found = re.search(pattern, run.stderr)
+    assert found is not None, run.stderr[-4000:]
+    return found[0]

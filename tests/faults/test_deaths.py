@@ -10,7 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.harness import Lab, check_named, check_nothing_left, check_resumes, check_same_losses
+from tests.faults.harness import (
+    Lab,
+    check_named,
+    check_nothing_left,
+    check_resumes,
+    check_same_losses,
+    keep_for_the_table,
+    said,
+)
 
 
 @pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.faults)])
@@ -90,6 +98,7 @@ def test_row_22_a_killed_launcher_takes_everything_with_it(lab: Lab) -> None:
     run.process.kill()
     run.process.wait()
     check_nothing_left(run, within_s=2.0)
+    keep_for_the_table(run, "nothing: ranks, loader processes and monitor die with it within 2 s")
 
 
 @pytest.mark.faults
@@ -99,7 +108,7 @@ def test_row_23_a_killed_monitor_is_a_warning(lab: Lab, whole: Path) -> None:
     os.kill(run.status()["monitor_pid"], signal.SIGKILL)
     run.wait()
     assert run.returncode == 0, run.stderr[-4000:]
-    assert "the monitor was killed; training goes on" in run.stderr
+    keep_for_the_table(run, said(run, ".*the monitor was killed; training goes on.*"))
     check_same_losses(run, whole)
 
 
@@ -114,7 +123,9 @@ def test_row_21_preemption_saves_at_an_agreed_step(lab: Lab, whole: Path) -> Non
     assert not run.incidents()
     check_nothing_left(run)
     (saved,) = (run.run_dir / "checkpoints").glob("*-stopped.ckpt")
-    assert f"all ranks save after step {saved.name.split('step=')[1].split('-')[0]}" in run.stderr
+    step = saved.name.split("step=")[1].split("-")[0]
+    told = said(run, rf"nest-ssl: SIGTERM: all ranks save after step {step} and leave")
+    keep_for_the_table(run, told, run.ended_at - asked)
 
 
 @pytest.mark.faults
