@@ -100,8 +100,6 @@ class StageMarks(Callback):
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._validates = True
         self.enter(Stage.DATA)
-        if trainer.world_size > 1:
-            share_statistics(pl_module)
 
     def on_validation_batch_end(
         self,
@@ -149,6 +147,10 @@ class AfterCheckpoints(Checkpoint):
 
     def __init__(self, marks: StageMarks) -> None:
         self.marks = marks
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.world_size > 1:
+            share_statistics(pl_module)  # what other callbacks had to mend is mended
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
