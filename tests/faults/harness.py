@@ -75,9 +75,16 @@ class Run:
         return path.stat().st_mtime - self.struck
 
     def status(self) -> dict[str, Any]:
-        """What the monitor last wrote of the ranks."""
-        content: dict[str, Any] = json.loads((self.run_dir / "watchdog" / "node0.json").read_text())
-        return content
+        """What the monitor last wrote of the ranks, once it has seen all of them."""
+        path = self.run_dir / "watchdog" / "node0.json"
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            if path.is_file():
+                content: dict[str, Any] = json.loads(path.read_text())
+                if all(row["pid"] for row in content["rows"]):
+                    return content
+            time.sleep(0.05)
+        raise AssertionError("the monitor wrote no status within 20 s")
 
     def wait_for_step(self, step: int, timeout_s: float = 90.0) -> None:
         deadline = time.monotonic() + timeout_s

@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 BEAT_EVERY_S = 0.25
 HOLD_S = 15.0
 """A failed rank waits this long to be ended by the monitor: its evidence is still there, and the others see nothing."""
+MEANT_FOR_ALL_S = 0.5
 STOP_SIGNALS = ("SIGTERM", "SIGUSR1", "SIGINT")
 
 
@@ -41,6 +42,7 @@ class RankAgent:
         self.show: Callable[[], None] = lambda: None
         """Let `nest-ssl doctor` find the beacon of a run without a monitor."""
         self._stack_file: Any = None
+        self._pid = os.getpid()
 
     def start(self, parent: int) -> None:
         """Become visible: from now on a hang, a death and a signal of this process are seen and named.
@@ -58,12 +60,27 @@ class RankAgent:
                 signal.signal(getattr(signal, name), self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:  # a loader process, which has inherited this handler
+            self._on_signal_in_child(number)
+            return
         if self.has_monitor:
             self.mark.ask_to_stop(number)  # the monitor agrees a step with all ranks
             return
         if self.beacon.stop_step != NO_STEP:  # asked twice: at once
             os._exit(75)
         self.beacon.stop_step = self.mark.step + 1
+
+    def _on_signal_in_child(self, number: int) -> None:
+        """A cluster signals all processes of a job: without its loaders a rank could not reach the agreed step.
+
+        If the job was not asked to stop, the signal was meant for this process alone.
+        """
+        time.sleep(MEANT_FOR_ALL_S)
+        asked = self.beacon.stop_signal or self.beacon.rank(self.facts.local_rank).stop_signal
+        if asked or self.beacon.stop_step != NO_STEP:
+            return
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
     def _beat_forever(self) -> None:
         answered = 0

@@ -100,7 +100,11 @@ class Beacon:
         temporary = path.with_suffix(".tmp")
         with temporary.open("wb") as file:
             file.write(HEADER.pack(MAGIC, local_ranks, first_rank, workers_per_rank, world_size))
-            file.truncate(size)
+            file.flush()
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)  # a full /dev/shm is an error now, not a SIGBUS later
+            else:
+                file.truncate(size)
         os.replace(temporary, path)  # whoever finds the file finds it whole
         beacon = cls(path)
         INT.pack_into(beacon.map, OWNER, os.getpid())
@@ -167,6 +171,10 @@ class Beacon:
         number = self.evidence_request + 1
         UINT.pack_into(self.map, EVIDENCE_REQUEST, number)
         return number
+
+    def set_pid(self, local_rank: int, pid: int) -> None:
+        """Of a rank that was started and has not said anything yet."""
+        INT.pack_into(self.map, self.rank_at(local_rank) + FACTS_AT, pid)
 
     def set_exit_status(self, local_rank: int, status: int) -> None:
         INT.pack_into(self.map, self.rank_at(local_rank) + FACTS_AT + 32, status)

@@ -51,6 +51,8 @@ def exit_code_of(verdict: Verdict) -> int:
     """An exception would come again; whatever else ended the job, the same command goes on."""
     if verdict.kind == "out-of-memory" or (verdict.kind == "failed" and not _lost_peer(verdict)):
         return NEEDS_A_PERSON
+    if verdict.kind == "died" and (verdict.row.exit_status or 0) > 0:
+        return NEEDS_A_PERSON
     return RESUMABLE
 
 
@@ -72,7 +74,7 @@ def make_incident(verdict: Verdict, stack: list[str], run_dir: Path, name: str, 
         "stalled_s": round(verdict.stalled_s, 2),
         "file": on_what.removeprefix("file ") if on_what.startswith("file ") else None,
         "collective": on_what.removeprefix("collective ") if on_what.startswith("collective ") else None,
-        "cause": words.cause(verdict),
+        "cause": _cause(verdict, run_dir),
         "advice": words.advice(verdict),
         "waiting": {str(other.rank): other.place for other in verdict.waiting},
         "stack": stack,
@@ -83,6 +85,13 @@ def make_incident(verdict: Verdict, stack: list[str], run_dir: Path, name: str, 
     }
     incident = Incident(**values)
     return Incident(**values | {"text": "\n".join(_lines(verdict, incident))})
+
+
+def _cause(verdict: Verdict, run_dir: Path) -> str:
+    cause = words.cause(verdict)
+    if "No space left" in cause and "free" not in cause and run_dir.is_dir():
+        cause += f"; {run_dir}: {words.free_text(run_dir)}"
+    return cause
 
 
 def _lines(verdict: Verdict, incident: Incident) -> list[str]:

@@ -96,7 +96,9 @@ class Attempt:
         before = {number: signal.signal(number, self._on_signal) for number in _stop_signals()}
         try:
             self._start_monitor()
-            self.ranks = [self._start_rank(local_rank) for local_rank in range(self.job.local_ranks)]
+            for local_rank in range(self.job.local_ranks):
+                self.ranks.append(self._start_rank(local_rank))
+                self.beacon.set_pid(local_rank, self.ranks[-1].pid)
             self._wait()
             return self._outcome()
         finally:

@@ -23,7 +23,7 @@ from nest_ssl.distributed.status import Settings, write_status
 from nest_ssl.distributed.system import kill_all, wait_until_gone
 
 EVIDENCE_WAIT_S = 0.6
-STATUS_EVERY_S = 5.0
+STATUS_EVERY_S = 2.0
 
 
 def verdict_path(folder: Path) -> Path:
@@ -100,7 +100,7 @@ class Node:
 
     def write_status(self, rows: list[RankRow], *, now: bool = False) -> None:
         """What `nest-ssl doctor RUN_DIR` reads of a run whose processes are gone."""
-        if time.monotonic() < self._next_status and not now:
+        if (time.monotonic() < self._next_status and not now) or not Path(self.settings.run_dir).is_dir():
             return
         self._next_status = time.monotonic() + STATUS_EVERY_S
         with contextlib.suppress(OSError):  # a full disk is for those to report whose work it stops

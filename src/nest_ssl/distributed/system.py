@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -26,10 +27,11 @@ PROCESS_STATES = {
 }
 
 
-def shared_memory_folder() -> Path:
-    """Where a mapped file costs no disk."""
+def shared_memory_folder(least_free_mb: float = 16.0) -> Path:
+    """Where a mapped file costs no disk, as long as there is room."""
     shm = Path("/dev/shm")
-    return shm if shm.is_dir() and os.access(shm, os.W_OK) else Path(tempfile.gettempdir())
+    usable = shm.is_dir() and os.access(shm, os.W_OK) and shutil.disk_usage(shm).free > 1e6 * least_free_mb
+    return shm if usable else Path(tempfile.gettempdir())
 
 
 def die_with_parent(parent: int) -> None:

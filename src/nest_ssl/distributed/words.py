@@ -89,7 +89,7 @@ def _why_it_died(row: RankRow) -> str:
     if status is None:
         return "its process is gone; out of memory?"
     if status >= 0:
-        return f"its process left with exit code {status} without a word"
+        return f"its process left with exit code {status} before it could report; what it said stands above"
     name = signal_name(-status)
     if -status == signal.SIGKILL:
         return f"killed by {name}: out of memory? (the kernel's killer uses this signal; 'dmesg' would say so)"
