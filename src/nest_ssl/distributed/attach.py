@@ -13,7 +13,7 @@ from typing import Any
 
 from nest_ssl.distributed.agent import RankAgent
 from nest_ssl.distributed.beacon import Beacon
-from nest_ssl.distributed.launch import make_beacon_folder, start_monitor
+from nest_ssl.distributed.launch import beacon_folder, make_beacon_folder, start_monitor
 from nest_ssl.distributed.limits import Limits
 from nest_ssl.distributed.ranks import BEACON_VARIABLE, LAUNCHER_VARIABLE, RankFacts
 from nest_ssl.distributed.rows import local_rows
@@ -33,8 +33,9 @@ def attached(
         agent.start(parent=int(os.environ[LAUNCHER_VARIABLE]))
         yield agent
         return
-    folder = make_beacon_folder(_token(facts))
+    folder = beacon_folder(_token(facts))
     if facts.local_rank == 0:
+        make_beacon_folder(_token(facts))
         beacon = _create(folder, facts, workers_per_rank)
         if wants_monitor:
             path = folder / "monitor.json"

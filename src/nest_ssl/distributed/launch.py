@@ -210,15 +210,23 @@ def start_monitor(settings_path: Path) -> subprocess.Popen[bytes]:
     )
 
 
+def beacon_folder(token: str) -> Path:
+    """Where the beacon of one start of a job lies."""
+    return shared_memory_folder() / f"{_folder_prefix()}{token}"
+
+
+def _folder_prefix() -> str:
+    return f"nest-ssl-{os.getuid() if hasattr(os, 'getuid') else 0}-"
+
+
 def make_beacon_folder(token: str) -> Path:
-    """A folder for one start of a job; those of jobs that are gone are removed."""
-    root = shared_memory_folder()
-    prefix = f"nest-ssl-{os.getuid() if hasattr(os, 'getuid') else 0}-"
+    """Make `beacon_folder`; those of jobs that are gone are removed."""
+    folder = beacon_folder(token)
+    root, prefix = folder.parent, _folder_prefix()
     for old in root.glob(f"{prefix}*"):
         with contextlib.suppress(OSError, ValueError):
             if not is_alive(Beacon(old / "beacon").owner):
                 shutil.rmtree(old, ignore_errors=True)
-    folder = root / f"{prefix}{token}"
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
 
