@@ -84,6 +84,13 @@ def test_the_file_that_does_not_come_is_named() -> None:
     assert words.on_what(verdict) == "file /dead/disk.wav"
 
 
+def test_a_frozen_loader_process_is_not_taken_for_a_dead_disk() -> None:
+    rows = [row(0), row(1, Stage.DATA, 1.0, workers=[worker(process="T", stopped_s=3.2)])]
+    verdict = judge_stalled(rows, {}, FLOOR_S)
+    assert verdict is not None
+    assert (verdict.kind, verdict.ranks) == ("worker-stopped", [1])
+
+
 def test_a_file_is_judged_by_the_floor_even_while_a_first_step_may_take_its_time() -> None:
     starting = row(0, Stage.DATA, 4.0, limit_s=900.0, steps_done=0, workers=[worker()])
     assert is_suspicious([starting], FLOOR_S)

@@ -172,7 +172,8 @@ def _blocked_file(active: Sequence[RankRow], floor_s: float) -> Verdict | None:
     if not blocked:
         return None
     worker, row = max(blocked, key=lambda pair: pair[0].since_s)
-    return Verdict("file", [row], worker.since_s, worker, waiting=_others(active, [row]))
+    kind = "worker-stopped" if worker.process in ("T", "t") else "file"
+    return Verdict(kind, [row], worker.since_s, worker, waiting=_others(active, [row]))
 
 
 def _never_joined(active: Sequence[RankRow]) -> Verdict | None:
