@@ -8,6 +8,7 @@ Of several nodes, the monitor of node 0 judges; the others tell it what they see
 from __future__ import annotations
 
 import math
+import shutil
 import signal
 import sys
 import time
@@ -244,12 +245,8 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def main(settings_path: str) -> int:
-    settings = Settings.read(Path(settings_path))
-    if settings.parent:
-        die_with_parent(settings.parent)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # it leaves when the ranks have left
+def watch(settings: Settings) -> int:
+    """As leader, as follower, or for a single node."""
     if settings.num_nodes == 1:
         return Monitor(settings).run()
     job = f"{settings.leader_address}:{settings.leader_port} {settings.run_dir}"
@@ -264,6 +261,18 @@ def main(settings_path: str) -> int:
         return Monitor(settings, leader).run()
     finally:
         leader.close()
+
+
+def main(settings_path: str) -> int:
+    settings = Settings.read(Path(settings_path))
+    if settings.parent:
+        die_with_parent(settings.parent)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # it leaves when the ranks have left
+    code = watch(settings)
+    if not settings.parent:  # nobody else is left to do it
+        shutil.rmtree(Path(settings.beacon).parent, ignore_errors=True)
+    return code
 
 
 if __name__ == "__main__":
