@@ -143,3 +143,18 @@ def test_a_taken_port_is_refused_with_a_way_out() -> None:
         with pytest.raises(ValueError, match="MASTER_PORT"):
             check_port(taken.getsockname()[1])
     check_port(free_port())
+
+
+def test_a_process_that_ends_its_own_family_survives_itself() -> None:
+    """Under torchrun the monitor is a child of a rank that it has to end."""
+    code = (
+        "import os, subprocess, sys, time\n"
+        "child = 'import os; from nest_ssl.distributed.system import kill_all; kill_all({os.getppid()}); print(\"done\")'\n"
+        "subprocess.Popen([sys.executable, '-c', child])\n"
+        "time.sleep(60)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    parent = subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True)
+    stdout, _ = parent.communicate(timeout=30)
+    assert parent.returncode == -signal.SIGKILL
+    assert stdout == "done\n"

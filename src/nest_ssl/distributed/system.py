@@ -87,7 +87,8 @@ def children_of(parents: set[int]) -> set[int]:
 
 def kill_all(pids: set[int]) -> None:
     """SIGKILL to the processes, their process groups where they lead one, and their descendants; stopped ones too."""
-    everyone = pids | children_of(pids)
+    # Under torchrun the monitor is a child of the first rank: it must not be among those it ends.
+    everyone = (pids | children_of(pids)) - {os.getpid()}
     for pid in everyone:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if hasattr(os, "killpg") and os.getpgid(pid) == pid and pid != os.getpgrp():
