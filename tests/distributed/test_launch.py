@@ -149,7 +149,8 @@ def test_a_process_that_ends_its_own_family_survives_itself() -> None:
     """Under torchrun the monitor is a child of a rank that it has to end."""
     code = (
         "import os, subprocess, sys, time\n"
-        "child = 'import os; from nest_ssl.distributed.system import kill_all; kill_all({os.getppid()}); print(\"done\")'\n"
+        "child = 'import os; from nest_ssl.distributed.system import kill_all; '\n"
+        "child += 'kill_all({os.getppid()}); print(\"done\")'\n"
         "subprocess.Popen([sys.executable, '-c', child])\n"
         "time.sleep(60)\n"
     )
