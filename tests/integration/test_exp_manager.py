@@ -48,7 +48,7 @@ def test_the_average_of_the_weights_is_what_is_saved(corpus: Path, tmp_path: Pat
 
 def test_a_run_with_an_average_resumes_to_the_bit(corpus: Path, tmp_path: Path) -> None:
     whole = train(corpus, tmp_path, "whole", 8, *EMA)
-    train(corpus, tmp_path, "cut", 6, *EMA)
+    train(corpus, tmp_path, "cut", 5, *EMA)  # ends between validations
     cut = train(corpus, tmp_path, "cut", 8, *EMA)
     assert losses(cut / "metrics.csv") == losses(whole / "metrics.csv")
     a, b = weights(cut / "checkpoints" / "cut.nemo"), weights(whole / "checkpoints" / "whole.nemo")
@@ -127,8 +127,16 @@ def test_a_nemo_file_appears_with_every_checkpoint_when_asked(corpus: Path, tmp_
     not_at_end = "exp_manager.checkpoint_callback_params.save_nemo_on_train_end=false"
     run = train(corpus, tmp_path, "run", 3, always, not_at_end, "~model.validation_ds")
     saved = weights(run / "checkpoints" / "run.nemo")
-    periodic = load(next((run / "checkpoints").glob("*step=3-periodic.ckpt"))).state_dict()
+    periodic = load(run / "checkpoints" / "last.ckpt").state_dict()
     assert all(torch.equal(value, saved[name]) for name, value in periodic.items())
+
+
+def test_the_last_checkpoint_follows_a_run_that_gets_worse(corpus: Path, tmp_path: Path) -> None:
+    worse = ("model.optim.name=sgd", "~model.optim.betas", "model.optim.lr=300")
+    run = train(corpus, tmp_path, "run", 12, *worse, "exp_manager.checkpoint_callback_params.every_n_train_steps=null")
+    best = next((run / "checkpoints").glob("*val_loss=*.ckpt"))
+    assert torch.load(best, weights_only=True)["global_step"] == 6
+    assert torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 12
 
 
 def test_checkpoints_by_the_clock(corpus: Path, tmp_path: Path) -> None:
@@ -137,7 +145,7 @@ def test_checkpoints_by_the_clock(corpus: Path, tmp_path: Path) -> None:
         "exp_manager.checkpoint_callback_params.every_n_train_steps=null",
         "exp_manager.checkpoint_callback_params.train_time_interval='00:00:00:00'",
     )
-    assert list((run / "checkpoints").glob("*step=3-periodic.ckpt"))
+    assert torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 3
 
 
 def test_nothing_is_printed_without_a_progress_bar(

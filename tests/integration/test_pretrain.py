@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,28 @@ import torch
 from nest_ssl import load
 from tests.integration.runs import arguments, losses, run, run_and_kill
 
+KILLED_IN_SECOND_SAVE = """
+import os, signal, sys
+import torch
+saves = []
+save = torch.save
+def save_and_die(value, file, *rest):
+    saves.append(file)
+    save(value, file, *rest)
+    if len(saves) == 2:
+        file.truncate(file.tell() // 2)
+        os.kill(os.getpid(), signal.SIGKILL)
+torch.save = save_and_die
+from nest_ssl.cli.main import main
+main(["pretrain", *sys.argv[1:]])
+"""
+KILLED_IN_VALIDATION = """
+import os, signal, sys
+from nest_ssl.training.module import PretrainingModule
+PretrainingModule.on_validation_epoch_end = lambda self: os.kill(os.getpid(), signal.SIGKILL)
+from nest_ssl.cli.main import main
+main(["pretrain", *sys.argv[1:]])
+"""
 TWO_RANKS = ("trainer.devices=2", "trainer.strategy=ddp")
 
 
@@ -37,7 +62,7 @@ def test_a_run_leaves_what_exp_manager_leaves(whole: Path) -> None:
 
 
 def test_checkpoint_and_nemo_file_hold_the_same_model(whole: Path) -> None:
-    nemo, ckpt = load(whole / "checkpoints" / "run.nemo"), load(next((whole / "checkpoints").glob("*periodic.ckpt")))
+    nemo, ckpt = load(whole / "checkpoints" / "run.nemo"), load(whole / "checkpoints" / "last.ckpt")
     assert nemo.cfg.encoder == ckpt.cfg.encoder
     assert nemo.state_dict().keys() == ckpt.state_dict().keys()
     assert torch.equal(nemo.quantizer.codebooks, ckpt.quantizer.codebooks)
@@ -51,6 +76,51 @@ def test_killed_and_started_again_it_goes_on_to_the_same_losses(corpus: Path, wh
     assert "resumed at step 6" in done.stderr
     for column in ("train_loss", "val_loss", "learning_rate"):
         assert losses(tmp_path / "run" / "metrics.csv", column) == losses(whole / "metrics.csv", column)
+
+
+def test_killed_in_the_middle_of_a_save_it_goes_on_from_the_checkpoint_before(
+    corpus: Path, whole: Path, tmp_path: Path
+) -> None:
+    args = arguments(corpus, tmp_path, "run")
+    killed = subprocess.run([sys.executable, "-c", KILLED_IN_SECOND_SAVE, *args], capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
+    checkpoints = tmp_path / "run" / "checkpoints"
+    half_written = list(checkpoints.glob(".*.ckpt.*.tmp"))
+    assert half_written
+    assert [path.name for path in checkpoints.glob("*.ckpt")] == ["last.ckpt"]
+    done = run(args)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "resumed at step 3" in done.stderr
+    assert losses(tmp_path / "run" / "metrics.csv") == losses(whole / "metrics.csv")
+    assert not list(checkpoints.glob(".*.tmp"))
+
+
+def test_killed_in_validation_it_goes_on_to_the_same_losses(corpus: Path, whole: Path, tmp_path: Path) -> None:
+    args = arguments(corpus, tmp_path, "run")
+    killed = subprocess.run([sys.executable, "-c", KILLED_IN_VALIDATION, *args], capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
+    done = run(args)
+    assert done.returncode == 0, done.stderr[-3000:]
+    for column in ("train_loss", "val_loss"):
+        assert losses(tmp_path / "run" / "metrics.csv", column) == losses(whole / "metrics.csv", column)
+
+
+def test_a_disk_that_is_full_is_said_and_earlier_checkpoints_stay(corpus: Path, tmp_path: Path) -> None:
+    args = arguments(corpus, tmp_path, "run")
+    done = run([*args, "trainer.max_steps=3", "~model.validation_ds"])
+    assert done.returncode == 0, done.stderr[-3000:]
+    kept = {path: path.read_bytes() for path in (tmp_path / "run" / "checkpoints").glob("*.ckpt")}
+    size = max(len(data) for data in kept.values())
+    # No file may grow beyond half a checkpoint: the write fails as on a full disk, and needs no mount.
+    limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size // 2}, {size // 2}))"
+    program = f"{limit}\nimport sys\nfrom nest_ssl.cli.main import main\nmain(['pretrain', *sys.argv[1:]])"
+    full = subprocess.run([sys.executable, "-c", program, *args], capture_output=True, text=True)
+    assert full.returncode == 1
+    assert "the checkpoint could not be written" in full.stderr
+    assert "MB are free" in full.stderr
+    assert "Traceback" not in full.stderr
+    assert all(path.read_bytes() == data for path, data in kept.items())
+    assert not list((tmp_path / "run" / "checkpoints").glob(".*.tmp"))
 
 
 def test_two_ranks_resume_to_the_same_losses_and_one_rank_can_take_over(corpus: Path, tmp_path: Path) -> None:
@@ -70,9 +140,6 @@ def test_two_ranks_resume_to_the_same_losses_and_one_rank_can_take_over(corpus: 
 
 
 def test_the_program_beside_it_is_the_same(corpus: Path, tmp_path: Path) -> None:
-    import subprocess
-    import sys
-
     train_py = Path(__file__).parents[2] / "train.py"
     args = arguments(corpus, tmp_path, "run", "trainer.max_steps=1", "~model.validation_ds")
     done = subprocess.run([sys.executable, str(train_py), *args], capture_output=True, text=True, check=False)
@@ -80,10 +147,33 @@ def test_the_program_beside_it_is_the_same(corpus: Path, tmp_path: Path) -> None
     assert losses(tmp_path / "run" / "metrics.csv").keys() == {0}
 
 
+def test_a_run_that_diverges_ends_and_says_so(corpus: Path, tmp_path: Path) -> None:
+    done = run([*arguments(corpus, tmp_path, "run"), "model.optim.lr=1e30", "trainer.max_steps=40"])
+    assert done.returncode == 1
+    assert "the loss is not finite; every rank skips this step. Files of the batch: " in done.stderr
+    assert "no finite gradient for 20 steps in a row; training has diverged. Lower model.optim.lr" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.fixture(scope="module")
+def bad_manifests(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """empty.jsonl, and broken.jsonl, whose files hold no audio."""
+    folder = tmp_path_factory.mktemp("bad")
+    (folder / "empty.jsonl").write_text("")
+    for number in range(8):
+        (folder / f"{number}.wav").write_bytes(b"RIFF, it says, and nothing else")
+    lines = [f'{{"audio_filepath": "{number}.wav", "duration": 1.2}}\n' for number in range(8)]
+    (folder / "broken.jsonl").write_text("".join(lines))
+    return folder
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [
         (["model.train_ds.manifest_filepath=/nowhere.jsonl"], "/nowhere.jsonl: no such manifest"),
+        (["model.train_ds.manifest_filepath={bad}/empty.jsonl"], "empty.jsonl"),
+        (["model.train_ds.manifest_filepath={bad}/broken.jsonl"], "can be read"),
+        (["trainer.devices=3", "trainer.accelerator=gpu"], "no CUDA GPU was found"),
         (["model.train_ds.min_duration=50"], "no utterance is left between min_duration and max_duration"),
         (["model.train_ds.batch_size=400"], "24 utterances do not fill one batch"),
         (["model.optim.name=adamwww"], "adamwww"),
@@ -94,11 +184,11 @@ def test_the_program_beside_it_is_the_same(corpus: Path, tmp_path: Path) -> None
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing_behind(
-    corpus: Path, tmp_path: Path, more: list[str], words: str
+    corpus: Path, bad_manifests: Path, tmp_path: Path, more: list[str], words: str
 ) -> None:
-    if "accelerator=gpu" in more[0] and torch.cuda.is_available():
+    if "trainer.accelerator=gpu" in more and torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
-    done = run([*arguments(corpus, tmp_path, "run"), *more])
+    done = run([*arguments(corpus, tmp_path, "run"), *(option.format(bad=bad_manifests) for option in more)])
     assert done.returncode == 1
     assert words in done.stderr
     assert "Traceback" not in done.stderr

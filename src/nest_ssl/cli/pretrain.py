@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import typer
 
+from nest_ssl.cli.console import make_console
 from nest_ssl.config.compose import DEFAULT_CONFIG
+
+if TYPE_CHECKING:
+    from nest_ssl.config import NestConfig
+
+log = logging.getLogger(__name__)
 
 
 def pretrain(
@@ -17,12 +27,56 @@ def pretrain(
     Exit codes: 0 finished, 75 ended but resumable, 1 needs a person.
     """
     from nest_ssl.config import compose
+    from nest_ssl.distributed.exit_codes import FINISHED
     from nest_ssl.distributed.ranks import as_rank_zero
     from nest_ssl.training.start import start
 
     with as_rank_zero():
         cfg = compose(config_name, overrides or [], config_path)
-    arguments = [f"--config-name={config_name}", *([f"--config-path={config_path}"] if config_path else [])]
-    if config_name == DEFAULT_CONFIG:
-        arguments = arguments[1:]
-    raise typer.Exit(start(cfg, [*arguments, *(overrides or [])]))
+    arguments = [f"--config-name={config_name}"] if config_name != DEFAULT_CONFIG else []
+    arguments += [f"--config-path={config_path}"] if config_path else []
+    outcome = start(cfg, [*arguments, *(overrides or [])])
+    if outcome.exit_code == FINISHED and outcome.speaks:
+        show_result(cfg, outcome.run_dir)
+    raise typer.Exit(outcome.exit_code)
+
+
+def show_result(cfg: NestConfig, run_dir: Path) -> None:
+    """Write the report of a finished run; say what came out, where it is, and what to do next."""
+    from nest_ssl.training.experiment import RunFolder
+    from nest_ssl.training.summary import describe, places, summarize
+
+    _write_report(run_dir)
+    folder, console = RunFolder(run_dir), make_console()
+    summary = summarize(folder, cfg)
+    found = places(folder, cfg)
+    console.print()
+    if summary is not None:
+        console.print(describe(summary))
+    for name, place in found.items():
+        console.print(f"{name:>12}: {place}", soft_wrap=True)
+    if "model" in found:
+        console.print("next:")
+        for command in _next_commands(cfg, found["model"]):
+            console.print(f"    {command}", soft_wrap=True)
+
+
+def _next_commands(cfg: NestConfig, model: str) -> list[str]:
+    steps = cfg.trainer.max_steps
+    longer = (
+        f"trainer.max_steps={2 * steps}" if steps > 0 else f"trainer.max_epochs={2 * (cfg.trainer.max_epochs or 1)}"
+    )
+    return [
+        f"nest-ssl info {model}    # what is in it",
+        f"nest-ssl pretrain … trainer.{longer}    # the same command with this goes on from here",
+        "nest-ssl prepare FOLDER --output train.jsonl    # then the same with audio of yours",
+    ]
+
+
+def _write_report(run_dir: Path) -> None:
+    from nest_ssl.evaluation.run_report import write_run_report
+
+    try:
+        write_run_report(run_dir)
+    except (ValueError, OSError, RuntimeError) as error:  # a page about the run must not make it fail
+        log.warning("the report could not be written: %s", error)

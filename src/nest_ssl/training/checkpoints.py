@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import datetime
 import logging
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint
 from torch import Tensor
 
 from nest_ssl.config import CheckpointConfig, ExperimentConfig
@@ -45,50 +45,89 @@ def _why(error: Exception, folder: Path) -> str:
 
 
 def checkpoint_callbacks(exp: ExperimentConfig, folder: RunFolder, name: str) -> list[Callback]:
-    """The best by `monitor`, the last, and, if asked for, one every n steps or minutes; and `.nemo` files."""
+    """The best by `monitor`, the latest, and `.nemo` files."""
     if not exp.create_checkpoint_callback:
         return []
     params = exp.checkpoint_callback_params
-    prefix = params.prefix or name
     best = ModelCheckpoint(
         dirpath=params.dirpath or folder.checkpoints,
-        filename=params.filename or f"{prefix}--{{{params.monitor}:.4f}}-{{epoch}}-{{step}}",
+        filename=params.filename or f"{params.prefix or name}--{{{params.monitor}:.4f}}-{{epoch}}-{{step}}",
         monitor=params.monitor,
         mode=params.mode,
         save_top_k=params.save_top_k,
-        save_last=params.save_last,
+        save_last=False,  # Lightning's is a copy of the latest of the best: a run that stops improving falls behind
         every_n_epochs=params.every_n_epochs,
         save_weights_only=params.save_weights_only,
         save_on_train_epoch_end=params.save_on_train_epoch_end,
         verbose=params.verbose,
         enable_version_counter=False,
     )
-    return [best, *_periodic(params, folder, prefix), NemoFiles(folder, params, best)]
+    callbacks: list[Callback] = [best]
+    if params.save_last or params.every_n_train_steps or params.train_time_interval:
+        callbacks.append(LatestCheckpoint(Path(params.dirpath or folder.checkpoints), params))
+    return [*callbacks, NemoFiles(folder, params, best)]
 
 
-def _periodic(params: CheckpointConfig, folder: RunFolder, prefix: str) -> list[Callback]:
-    """One checkpoint that a later one takes the place of, every n steps or every so often."""
-    if params.every_n_train_steps is None and params.train_time_interval is None:
-        return []
-    return [
-        ModelCheckpoint(
-            dirpath=params.dirpath or folder.checkpoints,
-            filename=f"{prefix}--{{step}}-periodic",
-            every_n_train_steps=params.every_n_train_steps,
-            train_time_interval=_duration(params.train_time_interval),
-            save_top_k=1,
-            monitor="step",
-            mode="max",
-            enable_version_counter=False,
-        )
-    ]
+class LatestCheckpoint(Checkpoint):
+    """`last.ckpt`: after every validation (without one, every epoch), every n steps or so often, and at the end.
+
+    When a validation is due at the same step, it comes first: a run that is killed in it goes on from before it.
+    """
+
+    def __init__(self, folder: Path, params: CheckpointConfig) -> None:
+        self.path = folder / "last.ckpt"
+        self.weights_only = params.save_weights_only
+        self.every_n_steps = params.every_n_train_steps
+        self.every_s = _seconds(params.train_time_interval)
+        self._saved_at_s = time.monotonic()
+        self._saved_step = 0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._saved_at_s, self._saved_step = time.monotonic(), trainer.global_step
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if self._is_due(trainer) and not _validation_is_next(trainer):
+            self._save(trainer)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not trainer.sanity_checking:
+            self._save(trainer)
+
+    def _is_due(self, trainer: pl.Trainer) -> bool:
+        step = trainer.global_step
+        if step == self._saved_step:  # gradients are being accumulated
+            return False
+        if trainer.should_stop or step == trainer.max_steps:
+            return True
+        if trainer.is_last_batch and not trainer.enable_validation:
+            return True
+        if self.every_n_steps and step % self.every_n_steps == 0:
+            return True
+        if self.every_s is None:
+            return False
+        # The clocks of the ranks differ, and saving is done by all of them.
+        return trainer.strategy.broadcast(time.monotonic() - self._saved_at_s >= self.every_s)
+
+    def _save(self, trainer: pl.Trainer) -> None:
+        if trainer.global_step > self._saved_step:
+            self._saved_at_s, self._saved_step = time.monotonic(), trainer.global_step
+            trainer.save_checkpoint(self.path, self.weights_only)
 
 
-def _duration(text: str | None) -> datetime.timedelta | None:
-    if text is None:
+def _validation_is_next(trainer: pl.Trainer) -> bool:
+    fetcher = trainer.fit_loop._data_fetcher
+    assert fetcher is not None
+    return trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
+
+
+def _seconds(interval: str | None) -> float | None:
+    """DD:HH:MM:SS in seconds."""
+    if interval is None:
         return None
-    days, hours, minutes, seconds = (int(part) for part in text.split(":"))
-    return datetime.timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+    days, hours, minutes, seconds = (int(part) for part in interval.split(":"))
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 class NemoFiles(Callback):
@@ -106,7 +145,7 @@ class NemoFiles(Callback):
             self._saved_at = trainer.global_step
             self._write(trainer, pl_module, model_weights(checkpoint["state_dict"]))
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not self.params.save_nemo_on_train_end:
             return
         # Every rank takes part: sharded weights have to be gathered.

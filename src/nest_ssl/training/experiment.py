@@ -70,6 +70,8 @@ def create(folder: RunFolder, cfg: NestConfig) -> None:
             raise ValueError(f"exp_manager.files_to_copy: {name}: no such file.")
     try:
         folder.checkpoints.mkdir(parents=True, exist_ok=True)
+        for left_over in folder.checkpoints.glob(".*.tmp"):  # of a save that was killed
+            left_over.unlink()
         (folder.path / "hparams.yaml").write_text(yaml.safe_dump(dataclasses.asdict(cfg), sort_keys=False))
         (folder.path / "git-commit.txt").write_text(git_commit())
         for name in (cfg.exp_manager.files_to_copy or []) if cfg.exp_manager else []:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.strategies import FSDPStrategy
 from torch import Tensor
 
 from nest_ssl.config import DatasetConfig, NestConfig
@@ -18,6 +21,7 @@ from nest_ssl.data import AudioNoiseBatch, build_loader
 from nest_ssl.data.loader import PlannedLoader
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel, MaskedPrediction
 from nest_ssl.nemo_file import nemo_config
+from nest_ssl.training import sharding
 from nest_ssl.training.data_position import DataPosition
 from nest_ssl.training.metrics import Throughput, TokenCounts, count_tokens
 from nest_ssl.training.optimizers import build_optimizer
@@ -134,6 +138,12 @@ class PretrainingModule(pl.LightningModule):
             self.throughput.batch_arrives(batch)
         return batch
 
+    def transfer_batch_to_device(
+        self, batch: AudioNoiseBatch, device: torch.device, dataloader_idx: int
+    ) -> AudioNoiseBatch:
+        """What the model uses, without waiting: the noise by itself stays behind."""
+        return replace(batch, noise=None, noise_len=None).to(device, non_blocking=True)
+
     def on_train_batch_start(self, batch: AudioNoiseBatch, batch_idx: int) -> None:
         seed_everything(self.cfg.seed, Stage.TRAIN, self.current_epoch, batch_idx, self.global_rank)
 
@@ -141,7 +151,8 @@ class PretrainingModule(pl.LightningModule):
         predicted = self._predict(batch)
         size = len(batch.sample_id or ()) or 1
         logged: dict[str, Any] = {"train_loss": predicted.loss.detach(), **count_tokens(predicted).metrics()}
-        logged["learning_rate"] = self.trainer.optimizers[0].param_groups[0]["lr"]
+        # A tensor of the host: Lightning would copy a number to the GPU, and wait for it, in every step.
+        logged["learning_rate"] = torch.tensor(self.trainer.optimizers[0].param_groups[0]["lr"])
         self.log_dict(logged, batch_size=size)
         epoch = {"train_loss_epoch": logged["train_loss"], "learning_rate_epoch": logged["learning_rate"]}
         self.log_dict(epoch, on_step=False, on_epoch=True, batch_size=size)
@@ -149,7 +160,7 @@ class PretrainingModule(pl.LightningModule):
             speed = self.throughput.report()
             if not (self.cfg.exp_manager and self.cfg.exp_manager.log_step_timing):
                 del speed["train_step_timing"]
-            self.log_dict(speed, batch_size=size)
+            self.log_dict({name: torch.tensor(value) for name, value in speed.items()}, batch_size=size)
         return predicted.loss
 
     def on_train_batch_end(self, outputs: Any, batch: AudioNoiseBatch, batch_idx: int) -> None:
@@ -200,13 +211,36 @@ class PretrainingModule(pl.LightningModule):
     # ---- optimizer ----
 
     def configure_optimizers(self) -> Any:
-        optimizer = build_optimizer(self.model, self.cfg.model.optim)
+        scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None
+        optimizer = build_optimizer(self.model, self.cfg.model.optim, loss_is_scaled=scaled)
         if self.cfg.model.optim.sched is None:
             return optimizer
         steps = self.trainer.estimated_stepping_batches
         max_steps = int(steps) if steps != float("inf") else None
         schedule = build_schedule(optimizer, self.cfg.model.optim.sched, max_steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def setup(self, stage: str) -> None:
+        sharding.prepare(self, self.trainer)
+
+    def gradient_norm(self) -> Tensor:
+        """Of the gradient after it was averaged over the ranks; stays on the device."""
+        if isinstance(self.trainer.strategy, FSDPStrategy):
+            return sharding.clip_gradient(self.trainer, math.inf)
+        return torch.nn.utils.get_total_norm(p.grad for p in self.parameters() if p.grad is not None)
+
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
+    ) -> None:
+        """By norm unless told otherwise. Lightning refuses it for fused optimizers in bf16, and by norm for FSDP."""
+        if not gradient_clip_val:
+            return
+        if gradient_clip_algorithm == "value":
+            torch.nn.utils.clip_grad_value_(self.parameters(), gradient_clip_val)
+        elif isinstance(self.trainer.strategy, FSDPStrategy):
+            sharding.clip_gradient(self.trainer, gradient_clip_val)
+        else:
+            torch.nn.utils.clip_grad_norm_(self.parameters(), gradient_clip_val)
 
     # ---- checkpoints: NeMo's parameter names, and the configuration ----
 

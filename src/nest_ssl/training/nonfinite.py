@@ -16,6 +16,8 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from nest_ssl.training.module import PretrainingModule
+
 log = logging.getLogger(__name__)
 
 MOST_IN_A_ROW = 20
@@ -36,8 +38,10 @@ class SkipNonFinite(Callback):
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
     ) -> None:
-        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        skip = ~torch.isfinite(torch.nn.utils.get_total_norm(gradients))
+        assert isinstance(pl_module, PretrainingModule)
+        if getattr(trainer.precision_plugin, "scaler", None) is not None:
+            return  # fp16: the gradient is scaled, and the scaler skips such steps itself
+        skip = ~torch.isfinite(pl_module.gradient_norm())
         skip_gradient(optimizer, skip)
         before = torch.zeros_like(skip, dtype=torch.long) if self.in_a_row is None else self.in_a_row
         self.in_a_row = torch.where(skip, before + 1, 0)

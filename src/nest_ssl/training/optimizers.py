@@ -44,11 +44,16 @@ def parameter_groups(model: nn.Module, *, no_decay_on_norms_and_biases: bool = F
     return [group for group in groups if group["params"]]
 
 
-def build_optimizer(model: nn.Module, cfg: OptimConfig) -> Optimizer:
-    """The optimizer of the `optim:` section for the parameters of `model`, which stands on its device already."""
+def build_optimizer(model: nn.Module, cfg: OptimConfig, *, loss_is_scaled: bool = False) -> Optimizer:
+    """The optimizer of the `optim:` section for the parameters of `model`, which stands on its device already.
+
+    A loss that is scaled (fp16) leaves scaled gradients to a fused optimizer, and they could not be clipped before.
+    """
     groups = parameter_groups(model, no_decay_on_norms_and_biases=cfg.no_decay_on_norms_and_biases)
     options = cfg.options()
     if "fused" in OPTIMIZERS[cfg.name] and cfg.fused is None:
         # One kernel in place of one per parameter or more; torch has it for floating-point CUDA parameters.
-        options["fused"] = all(p.is_cuda and p.is_floating_point() for group in groups for p in group["params"])
+        options["fused"] = not loss_is_scaled and all(
+            p.is_cuda and p.is_floating_point() for group in groups for p in group["params"]
+        )
     return OPTIMIZER_CLASSES[cfg.name](groups, lr=cfg.lr, **options)

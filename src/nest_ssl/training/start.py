@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,27 @@ from nest_ssl.training import experiment
 log = logging.getLogger(__name__)
 
 
-def start(cfg: NestConfig, arguments: list[str]) -> int:
-    """Run `cfg`; an exit code. `arguments` are those of `nest-ssl pretrain`, for other processes to repeat."""
+@dataclass(frozen=True)
+class Outcome:
+    """How this process ends."""
+
+    exit_code: int
+    run_dir: Path
+    speaks: bool
+    """It is the one of the job that tells the user about the result."""
+
+
+def start(cfg: NestConfig, arguments: list[str]) -> Outcome:
+    """Run `cfg`. `arguments` are those of `nest-ssl pretrain`, for other processes to repeat."""
     per_node = devices_per_node(cfg.trainer)
     facts = ranks.from_environment(os.environ, per_node)
     folder = experiment.run_folder(cfg)
     if facts is None and (per_node * cfg.trainer.num_nodes > 1 or cfg.watchdog.enabled):
-        return _launch(cfg, arguments, per_node, folder.path)
-    return _train(cfg, arguments, facts or _alone(), folder.path)
+        code = _launch(cfg, arguments, per_node, folder.path)
+        return Outcome(code, folder.path, speaks=os.environ.get("NODE_RANK", "0") == "0")
+    facts = facts or _alone()
+    code = _train(cfg, arguments, facts, folder.path)
+    return Outcome(code, folder.path, speaks=facts.rank == 0 and facts.launcher != "nest-ssl")
 
 
 def devices_per_node(config: TrainerConfig) -> int:
@@ -94,7 +108,7 @@ def _train(cfg: NestConfig, arguments: list[str], facts: RankFacts, run_dir: Pat
             from nest_ssl.training.watch import Stopped
 
             try:
-                folder = pretrain(cfg, agent)
+                pretrain(cfg, agent)
             except Stopped as stopped:
                 agent.mark.state = RankState.STOPPED
                 if facts.rank == 0:
@@ -106,8 +120,6 @@ def _train(cfg: NestConfig, arguments: list[str], facts: RankFacts, run_dir: Pat
                 return NEEDS_A_PERSON  # the monitor has said what there is to say
             raise
         agent.mark.state = RankState.FINISHED
-        if facts.rank == 0:
-            log.info("finished; the run is in %s", folder.path)
     return FINISHED
 
 

@@ -19,8 +19,12 @@ from nest_ssl.config.targets import resolve_target
 from nest_ssl.distributed.ranks import RankFacts
 from nest_ssl.training.checkpoints import AtomicCheckpointIO
 from nest_ssl.training.environment import LaunchedRank, take_broadcasts_out
+from nest_ssl.training.sharding import fsdp
 
 log = logging.getLogger(__name__)
+
+PRECISIONS = {"16": "16-mixed", "bf16": "bf16-mixed"}
+"""NeMo's names, which Lightning takes too, with a warning."""
 
 
 def build_trainer(
@@ -34,7 +38,8 @@ def build_trainer(
     arguments = dict(vars(config))
     on_gpu = uses_gpu(config)
     arguments |= {
-        "strategy": _strategy(config.strategy, 1 if rank is None else rank.world_size),
+        "strategy": _strategy(config.strategy, on_gpu, 1 if rank is None else rank.world_size),
+        "precision": PRECISIONS.get(str(config.precision), config.precision),
         "devices": _devices(config, on_gpu),
         "gradient_clip_val": config.gradient_clip_val or None,
         "logger": loggers or False,
@@ -70,6 +75,8 @@ def _quiet_lightning() -> None:
         ".*does not have many workers",
         ".*Found .* module.* in eval mode",
         ".*Checkpoint directory .* exists and is not empty",  # so it does whenever a run is resumed
+        ".*your dataloader is not resumable",  # it is: checkpoints hold the position in the plan
+        ".*is smaller than the logging interval",  # every step counts across epochs here
         ".*Total length of `list` across ranks is zero",  # no validation set
     )
     for message in messages:
@@ -110,23 +117,26 @@ DDP_STRATEGIES: dict[str, dict[str, Any]] = {
 }
 
 
-def _strategy(strategy: str | dict[str, Any], world_size: int) -> Any:
-    """Lightning's strategy, without the broadcast of all buffers that DDP makes in every forward pass.
-
-    It would be a collective per batch, in validation too. The statistics of batch norms, which alone change, are shared
-    once per validation (`watch.py`); in training each rank uses its batch's.
-    """
-    # torch 2.13 has renamed the option, and warns of the old name.
-    known = inspect.signature(DistributedDataParallel).parameters
-    no_buffers: dict[str, Any] = {
-        "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False
-    }
-    if isinstance(strategy, str):
-        if strategy in DDP_STRATEGIES and world_size > 1:
-            return strategies.DDPStrategy(**no_buffers, **DDP_STRATEGIES[strategy])
-        return strategy
-    options = dict(strategy)
-    name = resolve_target(options.pop("_target_"), "trainer.strategy._target_")
+def _strategy(strategy: str | dict[str, Any], on_gpu: bool, world_size: int) -> Any:
+    options = {} if isinstance(strategy, str) else dict(strategy)
+    target = options.pop("_target_", None)
+    name = strategy if target is None else resolve_target(target, "trainer.strategy._target_")
+    if name in ("fsdp", "FSDPStrategy"):
+        if not on_gpu:
+            raise ValueError("trainer.strategy=fsdp: shards over GPUs, and there are none. Use ddp on CPU ranks.")
+        return fsdp(**options)
     if name == "DDPStrategy":
-        options = no_buffers | options
-    return getattr(strategies, name)(**options)
+        return strategies.DDPStrategy(**_no_buffers() | options)
+    if name in DDP_STRATEGIES and world_size > 1:
+        return strategies.DDPStrategy(**_no_buffers() | DDP_STRATEGIES[str(name)])
+    return name if target is None else getattr(strategies, str(name))(**options)
+
+
+def _no_buffers() -> dict[str, Any]:
+    """DDP's option not to broadcast all buffers in every forward pass: a collective per batch, in validation too.
+
+    The statistics of batch norms, which alone change, are shared once per validation (`watch.py`); in training each
+    rank uses those of its batch.
+    """
+    known = inspect.signature(DistributedDataParallel).parameters  # torch 2.13 warns of the old name
+    return {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from nest_ssl.config import TrainerConfig
+from nest_ssl.training.trainer import build_trainer
+
+
+def test_more_devices_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ValueError, match="trainer.devices=8: this machine has 2 GPUs"):
+        build_trainer(TrainerConfig(devices=8, accelerator="gpu"), [], [])
+
+
+def test_lightning_does_not_reshard_the_plan_and_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    trainer = build_trainer(TrainerConfig(use_distributed_sampler=True, accelerator="cpu"), [], [])
+    assert not trainer._accelerator_connector.use_distributed_sampler
+    assert "trainer.use_distributed_sampler: true is ignored" in caplog.text
+
+
+def test_batch_statistics_are_not_shared_between_cpu_ranks_and_it_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    build_trainer(TrainerConfig(sync_batchnorm=True, accelerator="cpu", devices=2, strategy="ddp"), [], [])
+    assert caplog.text.count("torch has none on CPU ranks") == 1
+
+
+def test_a_strategy_can_be_a_target() -> None:
+    strategy = {"_target_": "lightning.pytorch.strategies.DDPStrategy", "gradient_as_bucket_view": True}
+    trainer = build_trainer(TrainerConfig(strategy=strategy, accelerator="cpu", devices=2), [], [])
+    assert type(trainer.strategy).__name__ == "DDPStrategy"
