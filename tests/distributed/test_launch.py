@@ -35,6 +35,7 @@ def job(run_dir: Path, *behaviours: str, **other: Any) -> Job:
         "init_s": 30.0,
         "judges": True,
         "ends": True,
+        "saves": True,
         "resume_command": "nest-ssl pretrain again",
     }
     values: dict[str, Any] = {

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.faults.harness import (
     Lab,
@@ -19,6 +20,7 @@ from tests.faults.harness import (
     keep_for_the_table,
     said,
 )
+from tests.integration.runs import losses
 
 
 @pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.faults)])
@@ -122,9 +124,8 @@ def test_row_21_preemption_saves_at_an_agreed_step(lab: Lab, whole: Path) -> Non
     assert run.returncode == 75, run.stderr[-4000:]
     assert not run.incidents()
     check_nothing_left(run)
-    (saved,) = (run.run_dir / "checkpoints").glob("*-stopped.ckpt")
-    step = saved.name.split("step=")[1].split("-")[0]
-    told = said(run, rf"nest-ssl: SIGTERM: all ranks save after step {step} and leave")
+    saved = torch.load(run.run_dir / "checkpoints" / "last.ckpt", map_location="meta", weights_only=True)
+    told = said(run, rf"nest-ssl: SIGTERM: all ranks save after step {saved['global_step']} and leave")
     keep_for_the_table(run, told, run.ended_at - asked)
 
 
@@ -143,6 +144,20 @@ def test_row_21_whoever_is_asked_all_stop_and_resume(
     resumed = lab.start().wait()
     assert resumed.returncode == 0, resumed.stderr[-4000:]
     check_same_losses(run, whole)
+
+
+@pytest.mark.faults
+def test_row_21_a_run_of_one_rank_saves_and_resumes_too(lab: Lab) -> None:
+    run = lab.start("slow_rank all 0", ranks=1)
+    run.wait_for_step(2)
+    run.process.send_signal(signal.SIGTERM)
+    run.wait()
+    assert run.returncode == 75, run.stderr[-4000:]
+    assert "saved and stopped after step" in run.stderr
+    check_nothing_left(run)
+    resumed = lab.start(ranks=1).wait()
+    assert resumed.returncode == 0, resumed.stderr[-4000:]
+    assert sorted(losses(run.run_dir / "metrics.csv")) == list(range(8))
 
 
 @pytest.mark.faults

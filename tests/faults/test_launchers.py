@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from nest_ssl.distributed.launch import free_port
 from tests.faults.harness import FLOOR_S, Lab, Run, check_nothing_left, check_same_losses
@@ -101,4 +102,5 @@ def test_two_nodes_stop_together(lab: Lab, whole: Path) -> None:
         run.wait()
         assert run.returncode == 75, run.stderr[-4000:]
         check_nothing_left(run)
-    assert list((runs[0].run_dir / "checkpoints").glob("*-stopped.ckpt"))
+    saved = torch.load(runs[0].run_dir / "checkpoints" / "last.ckpt", map_location="meta", weights_only=True)
+    assert f"all ranks save after step {saved['global_step']} and leave" in runs[0].stderr

@@ -191,8 +191,9 @@ class Monitor:
         if not asked or self.node.beacon.stop_step != NO_STEP:
             return None
         name = words.signal_name(asked)
-        if any(row.stage is Stage.INIT and row.is_active for row in rows):
-            say(f"nest-ssl: {name}: stopped before the first step; nothing had to be saved")
+        if not self.settings.saves or any(row.stage is Stage.INIT and row.is_active for row in rows):
+            why = "nothing had to be saved before the first step" if self.settings.saves else "without saving, as set"
+            say(f"nest-ssl: {name}: stopped; {why}")
             return self._leave(RESUMABLE, None, None)
         step = step_now + STOP_MARGIN + (self._steps_in(OTHER_NODES_S, step_now) if self.leader is not None else 0)
         if self.leader is not None:

@@ -27,6 +27,8 @@ class Settings:
     """False: only stopping is agreed."""
     ends: bool
     """False: `watchdog.action=report`."""
+    saves: bool
+    """False: `exp_manager.create_preemption_callback=false`, ranks that are asked to stop do not save first."""
     parent: int
     """Dies with this process; 0: outlives the one that started it."""
     resume_command: str

@@ -20,7 +20,6 @@ from nest_ssl.training.experiment import RunFolder
 from nest_ssl.training.metrics_csv import MetricsCsv, forget_after
 from nest_ssl.training.module import PretrainingModule
 from nest_ssl.training.nonfinite import SkipNonFinite
-from nest_ssl.training.owed_validation import OwedValidation
 from nest_ssl.training.progress import ProgressReport
 from nest_ssl.training.run_log import log_to_file
 from nest_ssl.training.seeding import Stage, seed_everything
@@ -42,7 +41,7 @@ def pretrain(cfg: NestConfig, agent: RankAgent | None = None) -> RunFolder:
     watch = None if agent is None else Watch(agent)
     callbacks = _callbacks(cfg, exp, folder, metrics)
     if watch is not None:
-        callbacks = [*watch.callbacks(cfg, folder, checkpoint), *callbacks, watch.last_callback()]
+        callbacks = [*watch.callbacks(cfg, folder, checkpoint), *callbacks, *watch.last_callbacks(cfg, folder)]
     rank = agent.facts if agent is not None and agent.facts.world_size > 1 else None
     trainer = build_trainer(cfg.trainer, callbacks, [metrics, *_loggers(exp, folder)], rank)
     seed_everything(cfg.seed, Stage.WEIGHTS)
@@ -70,7 +69,7 @@ def _say_where(checkpoint: Path | None, folder: RunFolder) -> None:
 
 
 def _callbacks(cfg: NestConfig, exp: ExperimentConfig, folder: RunFolder, metrics: MetricsCsv) -> list[Callback]:
-    callbacks: list[Callback] = [OwedValidation(), SkipNonFinite(cfg.trainer.log_every_n_steps or 50)]
+    callbacks: list[Callback] = [SkipNonFinite(cfg.trainer.log_every_n_steps or 50)]
     if exp.ema.enable:
         callbacks.append(ExponentialAverage(exp.ema))  # before the checkpoints, which save what it averages
     callbacks += checkpoint_callbacks(exp, folder, cfg.name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,12 @@ from nest_ssl.data import AudioNoiseBatch
 from nest_ssl.distributed.agent import RankAgent
 from nest_ssl.distributed.reads import ReadReport
 from nest_ssl.distributed.stages import InitPart, Stage, validation_part
+from nest_ssl.training.checkpoints import validation_is_next
 from nest_ssl.training.compare import CompareRanks
 from nest_ssl.training.experiment import RunFolder
 from nest_ssl.training.module import PretrainingModule
 from nest_ssl.training.stage_hooks import attach_stage_hooks
 from nest_ssl.training.trace import BarrierBeforeEncoder, TraceStages
-
-log = logging.getLogger(__name__)
 
 
 class Stopped(Exception):  # noqa: N818 - it is no error
@@ -164,14 +162,14 @@ class AfterCheckpoints(Checkpoint):
         self.marks.enter(Stage.DATA)
 
 
-class StopTogether(Callback):
+class StopTogether(Checkpoint):
     """Saves at the step that all ranks have agreed to stop at, and leaves before the next one.
 
-    A validation that is due after that step still takes place: a resumed run would not repeat it.
+    A validation that is due after that step takes place first, as before any other checkpoint.
     """
 
-    def __init__(self, agent: RankAgent, checkpoints: Path, name: str) -> None:
-        self.agent, self.checkpoints, self.name = agent, checkpoints, name
+    def __init__(self, agent: RankAgent, checkpoints: Path) -> None:
+        self.agent, self.path = agent, checkpoints / "last.ckpt"
         self._saved_at: int | None = None
         self._last_step = -1
 
@@ -181,23 +179,25 @@ class StopTogether(Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        stepped = trainer.global_step > self._last_step
+        stepped = trainer.global_step > self._last_step  # gradients of a step must not be lost
         self._last_step = trainer.global_step
-        if stepped and self._saved_at is None and self.agent.stop_is_due(trainer.global_step):
+        if stepped and not validation_is_next(trainer):
+            self._save_if_due(trainer)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not trainer.sanity_checking:
+            self._save_if_due(trainer)
+
+    def _save_if_due(self, trainer: pl.Trainer) -> None:
+        if self._saved_at is None and self.agent.stop_is_due(trainer.global_step):
             self._saved_at = trainer.global_step
-            earlier = list(self.checkpoints.glob("*-stopped.ckpt"))
-            path = self.checkpoints / f"{self.name}--step={trainer.global_step}-stopped.ckpt"
-            trainer.save_checkpoint(path)
-            if trainer.is_global_zero:
-                log.info("saved at step %d: %s", trainer.global_step, path)
-                for old in earlier:
-                    old.unlink(missing_ok=True)
+            trainer.save_checkpoint(self.path)
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         if self._saved_at is not None:
-            raise Stopped(f"stopped after step {self._saved_at}")
+            raise Stopped(f"saved and stopped after step {self._saved_at}")
 
 
 class Watch:
@@ -212,17 +212,17 @@ class Watch:
     def callbacks(self, cfg: NestConfig, folder: RunFolder, checkpoint: Path | None) -> list[Callback]:
         """To be listed before all others; `checkpoint` is what the run goes on from."""
         callbacks: list[Callback] = [CompareRanks(cfg, folder.path, checkpoint, self.agent.mark), self.marks]
-        if cfg.exp_manager is None or cfg.exp_manager.create_preemption_callback:
-            callbacks.append(StopTogether(self.agent, folder.checkpoints, cfg.name))
         if cfg.debug.trace:
             callbacks.append(TraceStages())
         if cfg.debug.barrier:
             callbacks.append(BarrierBeforeEncoder(cfg.watchdog.floor_s))
         return callbacks
 
-    def last_callback(self) -> Callback:
+    def last_callbacks(self, cfg: NestConfig, folder: RunFolder) -> list[Callback]:
         """To be listed after all others."""
-        return AfterCheckpoints(self.marks)
+        stops = cfg.exp_manager is None or cfg.exp_manager.create_preemption_callback
+        stopping = [StopTogether(self.agent, folder.checkpoints)] if stops else []
+        return [*stopping, AfterCheckpoints(self.marks)]
 
     def reads(self, section: str, num_workers: int) -> ReadReport:
         """For the loader of a section: reports what its processes read."""

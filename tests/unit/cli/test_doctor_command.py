@@ -39,6 +39,7 @@ def run_dir(tmp_path: Path) -> Path:
         init_s=900,
         judges=True,
         ends=True,
+        saves=True,
         parent=0,
         resume_command="nest-ssl pretrain again",
     )
