@@ -114,7 +114,7 @@ def test_row_23_a_killed_monitor_is_a_warning(lab: Lab, whole: Path) -> None:
     check_same_losses(run, whole)
 
 
-def test_row_21_preemption_saves_at_an_agreed_step(lab: Lab, whole: Path) -> None:
+def test_row_21_preemption_saves_at_an_agreed_step(lab: Lab) -> None:
     run = lab.start(more=("trainer.max_steps=100000",))
     run.wait_for_step(3)
     asked = time.time()

@@ -39,6 +39,7 @@ def test_row_10_bad_audio_is_counted_named_and_replaced(lab: Lab) -> None:
     keep_for_the_table(run, f"in bad_files_train_ds_rank0.jsonl: {named.splitlines()[0]}")
 
 
+@pytest.mark.faults
 def test_row_12_a_batch_that_is_not_finite_is_skipped_by_all(lab: Lab) -> None:
     run = lab.start("nan_batch 1 4").wait()
     assert run.returncode == 0, run.stderr[-4000:]
