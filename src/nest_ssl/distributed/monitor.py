@@ -268,8 +268,9 @@ def main(settings_path: str) -> int:
     settings = Settings.read(Path(settings_path))
     if settings.parent:
         die_with_parent(settings.parent)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # it leaves when the ranks have left
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)  # it leaves when the ranks have left
     code = watch(settings)
     if not settings.parent:  # nobody else is left to do it
         shutil.rmtree(Path(settings.beacon).parent, ignore_errors=True)
