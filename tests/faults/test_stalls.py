@@ -64,6 +64,13 @@ def test_one_of_four_ranks_is_found(lab: Lab) -> None:
     assert sorted(incident["waiting"]) == ["0", "1", "3"]
 
 
+@pytest.mark.faults
+def test_one_rank_is_watched_when_asked_for(lab: Lab) -> None:
+    run = lab.start("encoder:sleep 0 4", ranks=1, more=("watchdog.enabled=true",)).wait()
+    incident = check_named(run, ranks=[0], stage="encoder", within_s=LIMIT_S)
+    assert incident["waiting"] == {}
+
+
 def _fifo_manifest(lab: Lab) -> tuple[Path, Path]:
     """The corpus with a FIFO in place of its file 5; the manifest and the FIFO."""
     fifo = lab.folder / "blocks.wav"

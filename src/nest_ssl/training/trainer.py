@@ -53,7 +53,7 @@ def build_trainer(
     if config.use_distributed_sampler:
         log.warning("trainer.use_distributed_sampler: true is ignored; the batch plan gives every rank its slice.")
     if config.sync_batchnorm and not on_gpu:
-        if _num_ranks(config) > 1:
+        if _num_ranks(config) > 1 and (rank is None or rank.rank == 0):
             log.warning("trainer.sync_batchnorm: torch has none on CPU ranks; each rank uses its own batch statistics.")
         arguments["sync_batchnorm"] = False
     elif config.sync_batchnorm and _num_ranks(config) > 1:
@@ -77,6 +77,7 @@ def _quiet_lightning() -> None:
         ".*Checkpoint directory .* exists and is not empty",  # so it does whenever a run is resumed
         ".*your dataloader is not resumable",  # it is: checkpoints hold the position in the plan
         ".*is smaller than the logging interval",  # every step counts across epochs here
+        ".*It is recommended to use .*sync_dist=True",  # what is logged is reduced over the ranks already
         ".*Total length of `list` across ranks is zero",  # no validation set
     )
     for message in messages:
