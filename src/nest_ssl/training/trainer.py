@@ -77,7 +77,7 @@ def _quiet_lightning() -> None:
         ".*Checkpoint directory .* exists and is not empty",  # so it does whenever a run is resumed
         ".*your dataloader is not resumable",  # it is: checkpoints hold the position in the plan
         ".*is smaller than the logging interval",  # every step counts across epochs here
-        ".*It is recommended to use .*sync_dist=True",  # what is logged is reduced over the ranks already
+        ".*It is recommended to use .*sync_dist=True",  # of training, rank 0 logs its own share
         ".*Total length of `list` across ranks is zero",  # no validation set
     )
     for message in messages:
