@@ -21,8 +21,11 @@ from tests.integration.runs import PROGRAM, arguments, losses
 
 INJECT = Path(__file__).parent / "inject"
 FLOOR_S = 3.0
-NOISE_S = 1.5
-"""What two busy cores add to every limit; the limits of docs/faults.md are without it."""
+
+
+def noise_s() -> float:
+    """What a busy machine adds to every limit: more, the more processes share its cores. docs/faults.md is without."""
+    return 1.5 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 @dataclass
@@ -186,8 +189,8 @@ def check_named(run: Run, *, ranks: list[int], stage: str, within_s: float, exit
     assert len(incident["text"].splitlines()) == 10
     assert incident["text"] in run.stderr
     assert run.returncode == exit_code == incident["exit_code"], run.stderr[-4000:]
-    assert run.reported_s < within_s + NOISE_S, f"reported after {run.reported_s:.1f} s"
-    assert run.ended_at - run.struck < within_s + 2 + NOISE_S
+    assert run.reported_s < within_s + noise_s(), f"reported after {run.reported_s:.1f} s"
+    assert run.ended_at - run.struck < within_s + 2 + noise_s()
     evidence = Path(incident["evidence"])
     assert (evidence / "ranks.json").is_file()
     assert (evidence / "processes.json").is_file()
