@@ -30,9 +30,10 @@ faults: setup
 	NEST_FAULT_TABLE=$(CURDIR)/build/faults $(BIN)/python -m pytest tests/faults -m 'faults or not faults' --durations=10
 	$(BIN)/python -m tests.faults.write_table build/faults docs
 
+# A small NEST on ten minutes of synthetic speech: some minutes on two cores. More options: make pretrain ARGS="trainer.max_steps=2000"
 pretrain: setup
-	@echo "make pretrain: the embedded default is not part of this version yet (see CHANGELOG.md). To train on data of yours: $(BIN)/nest-ssl pretrain --help" >&2
-	@exit 1
+	$(BIN)/nest-ssl demo --data-dir demo_data
+	$(BIN)/nest-ssl pretrain --config-name nest_demo $(ARGS)
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from nest_ssl.cli.console import make_console
+from nest_ssl.cli.console import make_console, quiet
 from nest_ssl.config.compose import DEFAULT_CONFIG
 
 if TYPE_CHECKING:
@@ -62,10 +62,8 @@ def show_result(cfg: NestConfig, run_dir: Path) -> None:
 
 
 def _next_commands(cfg: NestConfig, model: str) -> list[str]:
-    steps = cfg.trainer.max_steps
-    longer = (
-        f"trainer.max_steps={2 * steps}" if steps > 0 else f"trainer.max_epochs={2 * (cfg.trainer.max_epochs or 1)}"
-    )
+    by_steps = cfg.trainer.max_steps > 0
+    longer = f"max_steps={2 * cfg.trainer.max_steps}" if by_steps else f"max_epochs={2 * (cfg.trainer.max_epochs or 1)}"
     return [
         f"nest-ssl info {model}    # what is in it",
         f"nest-ssl pretrain … trainer.{longer}    # the same command with this goes on from here",
@@ -77,6 +75,7 @@ def _write_report(run_dir: Path) -> None:
     from nest_ssl.evaluation.run_report import write_run_report
 
     try:
-        write_run_report(run_dir)
+        with quiet("nest_ssl.data"):  # which says again how many utterances there are
+            write_run_report(run_dir)
     except (ValueError, OSError, RuntimeError) as error:  # a page about the run must not make it fail
         log.warning("the report could not be written: %s", error)

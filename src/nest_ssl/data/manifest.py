@@ -206,19 +206,20 @@ def describe(manifest: Manifest) -> str:
         (manifest.min_duration_s, "shorter", np.less),
         (manifest.max_duration_s, "longer", np.greater),
     ):
-        if limit_s is not None:
-            left_out_s = all_s[outside(all_s, np.float32(limit_s))]
-            parts.append(f"{len(left_out_s):,} {word} than {limit_s} s ({_hours(left_out_s)})")
+        left_out_s = all_s[outside(all_s, np.float32(limit_s))] if limit_s is not None else all_s[:0]
+        if len(left_out_s):
+            parts.append(f"{len(left_out_s):,} {word} than {limit_s} s ({_total(left_out_s)})")
     if manifest.max_utterances is not None:
         parts.append(f"all after the first {manifest.max_utterances:,}")
     left_out = f"; left out: {', '.join(parts)}" if parts else ""
-    return f"{manifest.name}: {len(manifest):,} utterances, {_hours(manifest.durations_s)}{left_out}"
+    return f"{manifest.name}: {len(manifest):,} utterances, {_total(manifest.durations_s)}{left_out}"
 
 
-def _hours(durations_s: NDArray[np.float32]) -> str:
-    known_h = float(np.nansum(durations_s, dtype=np.float64)) / 3600
+def _total(durations_s: NDArray[np.float32]) -> str:
+    known_s = float(np.nansum(durations_s, dtype=np.float64))
     num_unknown = int(np.count_nonzero(np.isnan(durations_s)))
-    return f"{known_h:,.1f} h" + (f" and {num_unknown:,} of unknown duration" if num_unknown else "")
+    known = f"{known_s / 3600:,.1f} h" if known_s >= 3600 else f"{known_s / 60:.1f} min"
+    return known + (f" and {num_unknown:,} of unknown duration" if num_unknown else "")
 
 
 class _LineReader(threading.local):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,7 @@ class HalvingConv(nn.Conv2d):
 class ConvSubsampling(nn.Module):
     """`pre_encode((B, T, M), lengths)` gives (B, S, D) and the new lengths.
 
-    Frames past the end are zeroed before every convolution, so an utterance does not see its padding.
+    Frames past the end are zeroed before every convolution over time, so an utterance does not see its padding.
     """
 
     def __init__(self, cfg: EncoderConfig) -> None:
@@ -60,14 +60,44 @@ class ConvSubsampling(nn.Module):
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         # Features are float32; a model cast to another precision computes in its own from here on.
-        x = _zero_past_end(x[:, None].to(self.out.weight.dtype), lengths)
+        valid_BT = valid_frames(lengths, x.shape[1])
+        x = torch.where(valid_BT[:, None, :, None], x[:, None].to(self.out.weight.dtype), 0.0)
+        if x.device.type == "cpu":
+            x = x.to(memory_format=torch.channels_last)  # measured on two cores, 8 x 9 s: 1.8 times as fast
         for layer in self.conv:
-            x = layer(x)
             if isinstance(layer, HalvingConv):
-                lengths = layer.out_length(lengths)
-            x = _zero_past_end(x, lengths)
+                x, lengths = layer(x), layer.out_length(lengths)
+            elif isinstance(layer, nn.ReLU):
+                x = relu_and_zero_past_end(x, lengths)
+            else:
+                x = layer(x)  # one frame at a time: what is past the end stays there
         return self.out(x.transpose(1, 2).flatten(2)), lengths
 
 
-def _zero_past_end(x_BCTF: Tensor, lengths: Tensor) -> Tensor:
-    return torch.where(valid_frames(lengths, x_BCTF.shape[2])[:, None, :, None], x_BCTF, 0.0)
+def relu_and_zero_past_end(x_BCTF: Tensor, lengths: Tensor) -> Tensor:
+    """In one pass over the largest tensors of the model: values are kept between 0 and, past the end, 0."""
+    valid_BT = valid_frames(lengths, x_BCTF.shape[2])
+    most_B1T1 = torch.where(valid_BT, torch.inf, 0.0).to(x_BCTF.dtype)[:, None, :, None]
+    if x_BCTF.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        limited: Tensor = _Between0And.apply(x_BCTF, most_B1T1)  # type: ignore[no-untyped-call]
+        return limited
+    return torch.clamp(x_BCTF, torch.zeros_like(most_B1T1), most_B1T1)
+
+
+class _Between0And(torch.autograd.Function):
+    """clamp(x, 0, most) for a `most` of 0 or infinity, in place: a convolution does not need what it gave.
+
+    autograd's own clamp keeps the input beside the output and reads both, with their limits, several times.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, most: Tensor) -> Tensor:
+        torch.clamp(x, torch.zeros_like(most), most, out=x)
+        ctx.mark_dirty(x)
+        ctx.save_for_backward(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (result,) = ctx.saved_tensors
+        return torch.ops.aten.threshold_backward(gradient, result, 0), None

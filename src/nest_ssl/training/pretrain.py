@@ -71,6 +71,8 @@ def _say_where(checkpoint: Path | None, folder: RunFolder) -> None:
 def _callbacks(cfg: NestConfig, exp: ExperimentConfig, folder: RunFolder, metrics: MetricsCsv) -> list[Callback]:
     callbacks: list[Callback] = [SkipNonFinite(cfg.trainer.log_every_n_steps or 50)]
     if exp.ema.enable:
+        if "fsdp" in str(cfg.trainer.strategy).lower():
+            raise ValueError("exp_manager.ema: there is no average of weights that are sharded. Use strategy=ddp.")
         callbacks.append(ExponentialAverage(exp.ema))  # before the checkpoints, which save what it averages
     callbacks += checkpoint_callbacks(exp, folder, cfg.name)
     if exp.create_early_stopping_callback:

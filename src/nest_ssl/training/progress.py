@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import sys
 import time
 from typing import Any
@@ -67,11 +68,11 @@ class ProgressReport(Callback):
     def _line(self, trainer: pl.Trainer) -> None:
         self._last_line = time.monotonic()
         total, done = _total_steps(trainer), trainer.global_step
-        left = ""
+        parts = [f"step {done}/{'?' if total is None else total}", self._shown()]
         if total is not None and done > self._first_step:
             seconds = (time.monotonic() - self._started) / (done - self._first_step) * (total - done)
-            left = f", {seconds:.0f} s left"
-        self._say(f"step {done}/{total if total is not None else '?'}: {self._shown()}{left}")
+            parts.append(f"{datetime.timedelta(seconds=round(seconds))} left")
+        self._say(", ".join(part for part in parts if part))
 
     def _say(self, text: str) -> None:
         if self.bar is not None:

@@ -73,7 +73,7 @@ def test_the_same_file_has_no_difference_and_a_changed_weight_has_one(tmp_path: 
     ("arguments", "words"),
     [
         (["info", "nothing.nemo"], "nothing.nemo: no such file"),
-        (["info", "nothing"], "Configurations of the package: nest_fast-conformer"),
+        (["info", "nothing"], "Configurations of the package: nest_demo, nest_fast-conformer"),
         (["info", "nest_fast-conformer", "model.encoder.n_layer=2"], "Did you mean 'model.encoder.n_layers'?"),
         (["info", "a", "b", "c"], "expected one or two models"),
         (["info", str(GOLDEN)], "golden: is a folder"),

@@ -99,7 +99,7 @@ def test_filters_keep_what_lies_between_and_say_what_they_left_out(
     assert manifest.durations_s.tolist() == [np.float32(u.duration_s) for u in manifest]
     assert manifest[-1].manifest == second
     assert caplog.messages[-1].startswith("a.jsonl (+1): 6,068 utterances, 5,001.")
-    assert "33 shorter than 3 s (0.0 h), 3,999 longer than 6000 s" in caplog.messages[-1]
+    assert "33 shorter than 3 s (0.8 min), 3,999 longer than 6000 s" in caplog.messages[-1]
     assert len(open_manifests([first, second], min_duration_s=3, max_utterances=5)) == 5
     assert len(open_manifests([first, second], max_utterances=10_001)) == 10_001
     assert len(open_manifests(first, min_duration_s=1e9)) == 0
