@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup test lint pretrain clean
+.PHONY: setup test faults lint pretrain clean
 
 setup: $(STAMP)
 
@@ -23,6 +23,12 @@ lint: setup
 
 test: lint
 	$(BIN)/python -m pytest
+
+# The whole fault matrix on real processes, about 15 minutes on 2 cores; then the table in docs/ from its output.
+faults: setup
+	rm -rf build/faults && mkdir -p build/faults
+	NEST_FAULT_TABLE=$(CURDIR)/build/faults $(BIN)/python -m pytest tests/faults -m 'faults or not faults' --durations=10
+	$(BIN)/python -m tests.faults.write_table build/faults docs
 
 # A small NEST on ten minutes of synthetic speech: some minutes on two cores. More options: make pretrain ARGS="trainer.max_steps=2000"
 pretrain: setup

@@ -10,6 +10,7 @@ import typer
 
 from nest_ssl._version import __version__
 from nest_ssl.cli.demo import demo
+from nest_ssl.cli.doctor import doctor
 from nest_ssl.cli.fit import fit
 from nest_ssl.cli.info import info
 from nest_ssl.cli.inspect import inspect
@@ -25,6 +26,7 @@ app.command()(demo)
 app.command()(pretrain)
 app.command()(report)
 app.command()(fit)
+app.command()(doctor)
 app.command()(info)
 app.command()(verify)
 

@@ -22,15 +22,23 @@ def pretrain(
     config_path: str | None = typer.Option(None, "--config-path", "-cp", help="Folder of the yaml; default: ours."),
     config_name: str = typer.Option(DEFAULT_CONFIG, "--config-name", "-cn", help="Name of the yaml."),
 ) -> None:
-    """Pre-train a NEST model, or go on with a run that was interrupted."""
+    """Pre-train a NEST model, or go on with a run that was interrupted.
+
+    Exit codes: 0 finished, 75 ended but resumable, 1 needs a person.
+    """
     from nest_ssl.config import compose
+    from nest_ssl.distributed.exit_codes import FINISHED
+    from nest_ssl.distributed.ranks import as_rank_zero
+    from nest_ssl.training.start import start
 
-    cfg = compose(config_name, overrides or [], config_path)
-
-    from nest_ssl.training.pretrain import pretrain as run
-
-    folder = run(cfg)
-    show_result(cfg, folder.path)
+    with as_rank_zero():
+        cfg = compose(config_name, overrides or [], config_path)
+    arguments = [f"--config-name={config_name}"] if config_name != DEFAULT_CONFIG else []
+    arguments += [f"--config-path={config_path}"] if config_path else []
+    outcome = start(cfg, [*arguments, *(overrides or [])])
+    if outcome.exit_code == FINISHED and outcome.speaks:
+        show_result(cfg, outcome.run_dir)
+    raise typer.Exit(outcome.exit_code)
 
 
 def show_result(cfg: NestConfig, run_dir: Path) -> None:

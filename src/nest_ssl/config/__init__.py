@@ -14,16 +14,19 @@ from nest_ssl.config.model import (
 from nest_ssl.config.optim import OptimConfig, ScheduleConfig
 from nest_ssl.config.parse import ConfigError, parse, read_yaml
 from nest_ssl.config.training import CheckpointConfig, EmaConfig, ExperimentConfig, NestConfig, TrainerConfig
+from nest_ssl.config.watchdog import DebugConfig, LaunchConfig, WatchdogConfig
 
 __all__ = [
     "AugmentorConfig",
     "CheckpointConfig",
     "ConfigError",
     "DatasetConfig",
+    "DebugConfig",
     "DecoderConfig",
     "EmaConfig",
     "EncoderConfig",
     "ExperimentConfig",
+    "LaunchConfig",
     "LossConfig",
     "MaskingConfig",
     "ModelConfig",
@@ -33,6 +36,7 @@ __all__ = [
     "QuantizerConfig",
     "ScheduleConfig",
     "TrainerConfig",
+    "WatchdogConfig",
     "compose",
     "embedded_configs",
     "load_yaml",

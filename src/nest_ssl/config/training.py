@@ -9,6 +9,7 @@ from typing import Any
 from nest_ssl.config.checks import at_least, probability
 from nest_ssl.config.model import ModelConfig
 from nest_ssl.config.targets import resolve_target
+from nest_ssl.config.watchdog import DebugConfig, LaunchConfig, WatchdogConfig
 
 
 @dataclass
@@ -194,6 +195,9 @@ class NestConfig:
     """Of everything random: weights, order, noise, masks, dropout."""
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     exp_manager: ExperimentConfig | None = field(default_factory=ExperimentConfig)
+    watchdog: WatchdogConfig = field(default_factory=WatchdogConfig)
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
+    debug: DebugConfig = field(default_factory=DebugConfig)
     init_from_nemo_model: InitFrom = None
     init_from_ptl_ckpt: InitFrom = None
     init_from_pretrained_model: InitFrom = None

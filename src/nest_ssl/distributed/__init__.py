@@ -1,0 +1,1 @@
+"""Many ranks that cannot hang in silence: launching, the beacon, the monitor, blame and evidence."""

@@ -88,7 +88,7 @@ class LatestCheckpoint(Checkpoint):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self._is_due(trainer) and not _validation_is_next(trainer):
+        if self._is_due(trainer) and not validation_is_next(trainer):
             self._save(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -116,7 +116,8 @@ class LatestCheckpoint(Checkpoint):
             trainer.save_checkpoint(self.path, self.weights_only)
 
 
-def _validation_is_next(trainer: pl.Trainer) -> bool:
+def validation_is_next(trainer: pl.Trainer) -> bool:
+    """Whether a validation follows the batch that is being finished."""
     fetcher = trainer.fit_loop._data_fetcher
     assert fetcher is not None
     return trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)

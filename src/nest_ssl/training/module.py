@@ -8,7 +8,7 @@ import operator
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
 import torch
@@ -30,6 +30,9 @@ from nest_ssl.training.schedules import build_schedule
 from nest_ssl.training.seeding import Stage, seed_everything
 from nest_ssl.training.validation_sets import validation_sets
 
+if TYPE_CHECKING:
+    from nest_ssl.training.watch import Watch
+
 _PREFIX = "model."
 
 
@@ -45,11 +48,18 @@ def _in_process_group() -> bool:
 class PretrainingModule(pl.LightningModule):
     """NEST pre-training of one model."""
 
-    def __init__(self, model: EncDecDenoiseMaskedTokenPredModel, cfg: NestConfig, run_dir: Path | None = None) -> None:
+    def __init__(
+        self,
+        model: EncDecDenoiseMaskedTokenPredModel,
+        cfg: NestConfig,
+        run_dir: Path | None = None,
+        watch: Watch | None = None,
+    ) -> None:
         super().__init__()
         self.model = model
         self.cfg = cfg
         self.run_dir = run_dir
+        self.watch = watch
         self.throughput = Throughput(cfg.model.sample_rate)
         self.resume_at: DataPosition | None = None
         self.val_names: list[str] = []
@@ -107,18 +117,25 @@ class PretrainingModule(pl.LightningModule):
                 f"'nest-ssl prepare FOLDER --output FILE' writes one."
             )
         name = f"bad_files_{section.replace('.', '_')}_rank{self.global_rank}.jsonl"
-        return build_loader(
+        reads = None if self.watch is None else self.watch.reads(section, config.num_workers)
+        loader = build_loader(
             config,
             rank=self.global_rank,
             world_size=self.world_size,
             seed=self.cfg.seed,
             bad_files_path=None if self.run_dir is None else self.run_dir / name,
             same_every_epoch=same_every_epoch,
+            on_read=None if reads is None else reads.on_read,
         )
+        if reads is not None:
+            loader.collate_fn = reads.batch_is_made
+        return loader
 
     # ---- steps ----
 
     def on_before_batch_transfer(self, batch: AudioNoiseBatch, dataloader_idx: int) -> AudioNoiseBatch:
+        if self.watch is not None:
+            self.watch.marks.batch_arrives(batch)
         if self.trainer.training:
             self.throughput.batch_arrives(batch)
         return batch

@@ -50,7 +50,7 @@ class SkipNonFinite(Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._losses.append(outputs["loss"].detach())
-        self._files.append([str(name) for name in batch.sample_id or ()])
+        self._files.append(list(batch.audio_filepaths))
         if trainer.global_step - self._first_step >= self.log_every_n_steps:
             self._look_back(trainer, pl_module)
 

@@ -11,6 +11,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from nest_ssl.checkpoint.initialize import maybe_init_from_pretrained_checkpoint
 from nest_ssl.config import ExperimentConfig, NestConfig
+from nest_ssl.distributed.agent import RankAgent
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
 from nest_ssl.training import experiment
 from nest_ssl.training.averaging import ExponentialAverage
@@ -23,19 +24,28 @@ from nest_ssl.training.progress import ProgressReport
 from nest_ssl.training.run_log import log_to_file
 from nest_ssl.training.seeding import Stage, seed_everything
 from nest_ssl.training.trainer import build_trainer
+from nest_ssl.training.watch import Watch
 
 log = logging.getLogger(__name__)
 
 
-def pretrain(cfg: NestConfig) -> RunFolder:
-    """Pre-train, or go on with, the run that `cfg` describes; the folder of the run."""
+def pretrain(cfg: NestConfig, agent: RankAgent | None = None) -> RunFolder:
+    """Pre-train, or go on with, the run that `cfg` describes; the folder of the run.
+
+    `agent` makes this process visible to the monitor, and lets it stop at a step that all ranks agree on.
+    """
     exp = cfg.exp_manager or ExperimentConfig()
     folder = experiment.run_folder(cfg)
     metrics = MetricsCsv(folder.metrics_csv)
-    trainer = build_trainer(cfg.trainer, _callbacks(cfg, exp, folder, metrics), [metrics, *_loggers(exp, folder)])
-    seed_everything(cfg.seed, Stage.WEIGHTS)
-    module = PretrainingModule(EncDecDenoiseMaskedTokenPredModel(cfg.model), cfg, folder.path)
     checkpoint = experiment.checkpoint_to_resume(folder, exp)
+    watch = None if agent is None else Watch(agent)
+    callbacks = _callbacks(cfg, exp, folder, metrics)
+    if watch is not None:
+        callbacks = [*watch.callbacks(cfg, folder, checkpoint), *callbacks, *watch.last_callbacks(cfg, folder)]
+    rank = agent.facts if agent is not None and agent.facts.world_size > 1 else None
+    trainer = build_trainer(cfg.trainer, callbacks, [metrics, *_loggers(exp, folder)], rank)
+    seed_everything(cfg.seed, Stage.WEIGHTS)
+    module = PretrainingModule(EncDecDenoiseMaskedTokenPredModel(cfg.model), cfg, folder.path, watch)
     if checkpoint is None:
         maybe_init_from_pretrained_checkpoint(module.model, cfg)
     if trainer.is_global_zero:
@@ -43,6 +53,8 @@ def pretrain(cfg: NestConfig) -> RunFolder:
     with log_to_file(folder.path, exp, global_rank=trainer.global_rank, local_rank=trainer.local_rank):
         if trainer.is_global_zero:
             _say_where(checkpoint, folder)
+        if watch is not None:
+            watch.joins()
         trainer.fit(module, ckpt_path=checkpoint, weights_only=True)
     return folder
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import warnings
 from typing import Any
@@ -9,12 +10,15 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch import strategies
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, Checkpoint
 from lightning.pytorch.loggers import Logger
+from torch.nn.parallel import DistributedDataParallel
 
 from nest_ssl.config import TrainerConfig
 from nest_ssl.config.targets import resolve_target
+from nest_ssl.distributed.ranks import RankFacts
 from nest_ssl.training.checkpoints import AtomicCheckpointIO
+from nest_ssl.training.environment import LaunchedRank, take_broadcasts_out
 from nest_ssl.training.sharding import fsdp
 
 log = logging.getLogger(__name__)
@@ -23,31 +27,43 @@ PRECISIONS = {"16": "16-mixed", "bf16": "bf16-mixed"}
 """NeMo's names, which Lightning takes too, with a warning."""
 
 
-def build_trainer(config: TrainerConfig, callbacks: list[Callback], loggers: list[Logger]) -> pl.Trainer:
-    """The trainer that `config` asks for, with our loggers, checkpoints and progress in place of Lightning's."""
+def build_trainer(
+    config: TrainerConfig, callbacks: list[Callback], loggers: list[Logger], rank: RankFacts | None = None
+) -> pl.Trainer:
+    """The trainer that `config` asks for, with our loggers, checkpoints and progress in place of Lightning's.
+
+    `rank` is who this process is, if somebody has launched it as one of several.
+    """
     _quiet_lightning()
     arguments = dict(vars(config))
     on_gpu = uses_gpu(config)
     arguments |= {
-        "strategy": _strategy(config.strategy, on_gpu),
+        "strategy": _strategy(config.strategy, on_gpu, 1 if rank is None else rank.world_size),
         "precision": PRECISIONS.get(str(config.precision), config.precision),
         "devices": _devices(config, on_gpu),
         "gradient_clip_val": config.gradient_clip_val or None,
         "logger": loggers or False,
         "callbacks": callbacks,
-        "enable_checkpointing": any(type(callback).__name__ == "ModelCheckpoint" for callback in callbacks),
+        "enable_checkpointing": any(isinstance(callback, Checkpoint) for callback in callbacks),
         "enable_progress_bar": False,  # ours reads the GPU only when something is logged
         "enable_model_summary": bool(config.enable_model_summary),
         "use_distributed_sampler": False,
-        "plugins": [AtomicCheckpointIO()],
+        "plugins": [AtomicCheckpointIO(), *([LaunchedRank(rank)] if rank is not None else [])],
     }
     if config.use_distributed_sampler:
         log.warning("trainer.use_distributed_sampler: true is ignored; the batch plan gives every rank its slice.")
     if config.sync_batchnorm and not on_gpu:
-        if _num_ranks(config) > 1:
+        if _num_ranks(config) > 1 and (rank is None or rank.rank == 0):
             log.warning("trainer.sync_batchnorm: torch has none on CPU ranks; each rank uses its own batch statistics.")
         arguments["sync_batchnorm"] = False
-    return pl.Trainer(**arguments)
+    elif config.sync_batchnorm and _num_ranks(config) > 1:
+        log.info(
+            "trainer.sync_batchnorm: all ranks meet twice per conformer layer in every step, and wait there for the "
+            "slowest; trainer.sync_batchnorm=false gives each rank its own statistics."
+        )
+    trainer = pl.Trainer(**arguments)
+    take_broadcasts_out(trainer)
+    return trainer
 
 
 def _quiet_lightning() -> None:
@@ -61,6 +77,7 @@ def _quiet_lightning() -> None:
         ".*Checkpoint directory .* exists and is not empty",  # so it does whenever a run is resumed
         ".*your dataloader is not resumable",  # it is: checkpoints hold the position in the plan
         ".*is smaller than the logging interval",  # every step counts across epochs here
+        ".*It is recommended to use .*sync_dist=True",  # of training, rank 0 logs its own share
         ".*Total length of `list` across ranks is zero",  # no validation set
     )
     for message in messages:
@@ -93,7 +110,15 @@ def _num_ranks(config: TrainerConfig) -> int:
     return per_node * config.num_nodes
 
 
-def _strategy(strategy: str | dict[str, Any], on_gpu: bool) -> Any:
+DDP_STRATEGIES: dict[str, dict[str, Any]] = {
+    "auto": {},
+    "ddp": {},
+    "ddp_find_unused_parameters_false": {"find_unused_parameters": False},
+    "ddp_find_unused_parameters_true": {"find_unused_parameters": True},
+}
+
+
+def _strategy(strategy: str | dict[str, Any], on_gpu: bool, world_size: int) -> Any:
     options = {} if isinstance(strategy, str) else dict(strategy)
     target = options.pop("_target_", None)
     name = strategy if target is None else resolve_target(target, "trainer.strategy._target_")
@@ -101,4 +126,18 @@ def _strategy(strategy: str | dict[str, Any], on_gpu: bool) -> Any:
         if not on_gpu:
             raise ValueError("trainer.strategy=fsdp: shards over GPUs, and there are none. Use ddp on CPU ranks.")
         return fsdp(**options)
+    if name == "DDPStrategy":
+        return strategies.DDPStrategy(**_no_buffers() | options)
+    if name in DDP_STRATEGIES and world_size > 1:
+        return strategies.DDPStrategy(**_no_buffers() | DDP_STRATEGIES[str(name)])
     return name if target is None else getattr(strategies, str(name))(**options)
+
+
+def _no_buffers() -> dict[str, Any]:
+    """DDP's option not to broadcast all buffers in every forward pass: a collective per batch, in validation too.
+
+    The statistics of batch norms, which alone change, are shared once per validation (`watch.py`); in training each
+    rank uses those of its batch.
+    """
+    known = inspect.signature(DistributedDataParallel).parameters  # torch 2.13 warns of the old name
+    return {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}

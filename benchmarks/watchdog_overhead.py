@@ -1,0 +1,131 @@
+"""What being watched costs: a mark, a file, a training step with and without the hooks, and the monitor's own time.
+
+python benchmarks/watchdog_overhead.py --output benchmarks/results/watchdog_overhead.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nest_ssl import EncDecDenoiseMaskedTokenPredModel
+from nest_ssl.config import compose
+from nest_ssl.distributed.agent import BEAT_EVERY_S
+from nest_ssl.distributed.beacon import Beacon
+from nest_ssl.distributed.limits import Limits
+from nest_ssl.distributed.mark import RankMark, WorkerMark
+from nest_ssl.distributed.monitor import LOOK_EVERY_S
+from nest_ssl.distributed.rows import local_rows
+from nest_ssl.distributed.stages import Stage
+from nest_ssl.training.stage_hooks import attach_stage_hooks
+
+NUM_CALLS = 200_000
+WHOLE_STEP = (Stage.DATA, Stage.TRANSFER, Stage.BACKWARD, Stage.OPTIMIZER)
+
+
+def per_call_us(act: Callable[[], Any], calls: int = NUM_CALLS) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        act()
+    return (time.perf_counter() - start) / calls * 1e6
+
+
+def make_step(size: str, batch: int, seconds: float, device: torch.device) -> tuple[Any, Callable[[], None]]:
+    """A model and one training step of it, without data and optimizer."""
+    cfg = compose(overrides=[f"size={size}"]).model
+    model = EncDecDenoiseMaskedTokenPredModel(cfg).to(device).train()
+    audio = torch.randn(batch, int(seconds * cfg.sample_rate), device=device)
+    length = torch.full((batch,), audio.shape[1], device=device)
+
+    def step() -> None:
+        model.masked_loss(audio, length, audio, length).loss.backward()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    return model, step
+
+
+def compare_steps(size: str, batch: int, seconds: float, rounds: int, mark: RankMark) -> dict[str, float]:
+    """Medians of steps with and without hooks, taken in turn so that both see the same machine."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model, step = make_step(size, batch, seconds, device)
+    times_ms: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(2 * rounds + 2):
+        watched = number % 2 == 1
+        hooks = attach_stage_hooks(model, mark.enter) if watched else []
+        start = time.perf_counter()
+        step()
+        if watched:
+            for stage in WHOLE_STEP:
+                mark.enter(stage)
+            mark.finish_step(number)
+        if number >= 2:
+            times_ms[watched].append(1e3 * (time.perf_counter() - start))
+        for hook in hooks:
+            hook.remove()
+    num_marks = len(list(model.encoder.layers)) + 9 + len(WHOLE_STEP)
+    return {
+        "step_ms": statistics.median(times_ms[False]),
+        "watched_step_ms": statistics.median(times_ms[True]),
+        "marks_per_step": num_marks,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--size", default="small")
+    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
+        beacon = Beacon.create(Path(folder, "beacon"), local_ranks=8, first_rank=0, world_size=8, workers_per_rank=16)
+        for local_rank in range(8):
+            RankMark(beacon, local_rank).take()
+        mark, reader = RankMark(beacon, 0), WorkerMark(beacon, 0, 1, 0)
+        limits = Limits(60, 900)
+        result: dict[str, Any] = {
+            "mark_us": per_call_us(lambda: mark.enter(Stage.ENCODER, 12)),
+            "read_us": per_call_us(lambda: reader.reads("/data/some/folder/of/speech/000123456.flac")),
+            "finish_step_us": per_call_us(lambda: mark.finish_step(1), 20_000),
+            "heartbeat_us": per_call_us(mark.beat),
+            "look_ms_of_8_ranks": per_call_us(lambda: local_rows(beacon, limits, 0), 200) / 1e3,
+        }
+        result |= compare_steps(arguments.size, arguments.batch, arguments.seconds, arguments.rounds, mark)
+    marks_us = result["marks_per_step"] * result["mark_us"] + result["finish_step_us"]
+    beats_us = result["heartbeat_us"] / BEAT_EVERY_S * result["step_ms"] / 1e3
+    result["share_of_step_computed"] = (marks_us + beats_us) / (1e3 * result["step_ms"])
+    result["share_of_step_measured"] = result["watched_step_ms"] / result["step_ms"] - 1
+    result["share_of_a_100_ms_step"] = marks_us / 100e3
+    result["monitor_share_of_a_core"] = result["look_ms_of_8_ranks"] / 1e3 / LOOK_EVERY_S
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {os.cpu_count()} cores"
+    report = {
+        "commit": commit,
+        "machine": f"{device}, {platform.machine()}",
+        "versions": {"python": platform.python_version(), "torch": torch.__version__},
+        "size": arguments.size,
+        "batch": arguments.batch,
+        "seconds": arguments.seconds,
+    } | result
+    for key, value in report.items():
+        print(f"{key:26} {value}")
+    if arguments.output:
+        arguments.output.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

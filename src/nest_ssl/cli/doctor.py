@@ -1,0 +1,71 @@
+"""`nest-ssl doctor`: checks the machine, or explains a run."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import typer
+from rich.live import Live
+from rich.table import Table
+
+from nest_ssl.cli.console import make_console, make_table
+from nest_ssl.config.compose import DEFAULT_CONFIG, compose
+from nest_ssl.distributed.doctor import BAD, check_machine
+from nest_ssl.distributed.explain import RunState, explain_run
+
+REFRESH_S = 0.5
+
+
+def doctor(
+    run_dir: Path | None = typer.Argument(None, help="Explain this run; without it, check the machine."),
+    config_path: str | None = typer.Option(None, "--config-path", "-cp", help="Folder of the yaml to check; ours."),
+    config_name: str = typer.Option(DEFAULT_CONFIG, "--config-name", "-cn", help="Name of the yaml to check."),
+    follow: bool = typer.Option(False, "--follow", "-f", help="Show the ranks of a live run until it is over."),
+) -> None:
+    """Check this machine before training on it, or explain a run, alive or dead.
+
+    Exit code 1: something must be mended.
+    """
+    if run_dir is None:
+        _machine(config_path, config_name)
+    else:
+        _run(run_dir, follow)
+
+
+def _machine(config_path: str | None, config_name: str) -> None:
+    console, failed = make_console(), False
+    for finding in check_machine(compose(config_name, [], config_path)):
+        console.print(f"{finding.state:5} {finding.name:14} {finding.what}")
+        failed |= finding.state == BAD
+    raise typer.Exit(1 if failed else 0)
+
+
+def _run(run_dir: Path, follow: bool) -> None:
+    console = make_console()
+    state = explain_run(run_dir)
+    if follow and state.is_alive:
+        with Live(_ranks(state), console=console) as live:
+            while state.is_alive:
+                time.sleep(REFRESH_S)
+                state = explain_run(run_dir)
+                live.update(_ranks(state))
+    console.print(f"{run_dir}: {state.verdict}")
+    if state.nodes:
+        console.print(_ranks(state))
+    for incident in state.incidents:
+        console.print(f"{incident['time']}\n{incident['text']}\n")
+    console.print(f"newest checkpoint: {state.checkpoint or 'none'}")
+    if state.nodes and not state.is_alive and state.verdict != "finished":
+        console.print(f"to go on: {state.nodes[0].resume_command}", soft_wrap=True)
+
+
+def _ranks(state: RunState) -> Table:
+    table = make_table(["rank", "node", "process", "stage", "reading"], ["step", "in stage", "limit"])
+    for node in state.nodes:
+        for row in node.rows:
+            process = f"{row.pid} {row.state.name.lower()}{', ' + row.process if row.process else ', gone'}"
+            reading = next((worker.path for worker in row.workers if worker.is_reading), "")
+            seconds = (f"{row.in_stage_s:.1f} s", f"{row.limit_s:.0f} s")
+            table.add_row(str(row.rank), node.host, process, row.place, reading, str(row.step), *seconds)
+    return table

@@ -1,0 +1,131 @@
+"""The rank's side: its mark in the beacon, its heartbeat, its answers to the monitor, and what it does with signals."""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from nest_ssl.distributed import flight
+from nest_ssl.distributed.beacon import NO_STEP, Beacon, RankState
+from nest_ssl.distributed.evidence import fault_file
+from nest_ssl.distributed.failure import write_failure
+from nest_ssl.distributed.mark import RankMark
+from nest_ssl.distributed.ranks import RankFacts
+from nest_ssl.distributed.system import allow_inspection, die_with_parent
+
+log = logging.getLogger(__name__)
+
+BEAT_EVERY_S = 0.25
+HOLD_S = 15.0
+"""A failed rank waits this long to be ended by the monitor: its evidence is still there, and the others see nothing."""
+MEANT_FOR_ALL_S = 0.5
+STOP_SIGNALS = ("SIGTERM", "SIGUSR1", "SIGINT")
+
+
+class RankAgent:
+    """One per rank process."""
+
+    def __init__(self, facts: RankFacts, beacon: Beacon, *, has_monitor: bool) -> None:
+        self.facts, self.beacon, self.has_monitor = facts, beacon, has_monitor
+        self.mark = RankMark(beacon, facts.local_rank)
+        self.describe_work: Callable[[], list[str]] = list
+        """What the rank is working on, in words, for the report of a failure."""
+        self.show: Callable[[], None] = lambda: None
+        """Let `nest-ssl doctor` find the beacon of a run without a monitor."""
+        self._stack_file: Any = None
+        self._pid = os.getpid()
+
+    def start(self, parent: int) -> None:
+        """Become visible: from now on a hang, a death and a signal of this process are seen and named.
+
+        It dies with the process `parent`, unless that is 0.
+        """
+        if parent:
+            die_with_parent(parent)
+        allow_inspection()
+        self.mark.take()
+        self._stack_file = register_stack_dump(self.beacon.folder)
+        threading.Thread(target=self._beat_forever, name="nest-ssl heartbeat", daemon=True).start()
+        for name in STOP_SIGNALS:
+            if hasattr(signal, name):
+                signal.signal(getattr(signal, name), self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:  # a loader process, which has inherited this handler
+            self._on_signal_in_child(number)
+            return
+        if self.has_monitor:
+            self.mark.ask_to_stop(number)  # the monitor agrees a step with all ranks
+            return
+        if self.beacon.stop_step != NO_STEP:  # asked twice: at once
+            os._exit(75)
+        self.beacon.stop_step = self.mark.step + 1
+
+    def _on_signal_in_child(self, number: int) -> None:
+        """A cluster signals all processes of a job: without its loaders a rank could not reach the agreed step.
+
+        If the job was not asked to stop, the signal was meant for this process alone.
+        """
+        time.sleep(MEANT_FOR_ALL_S)
+        asked = self.beacon.stop_signal or self.beacon.rank(self.facts.local_rank).stop_signal
+        if asked or self.beacon.stop_step != NO_STEP:
+            return
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    def _beat_forever(self) -> None:
+        answered = 0
+        while True:
+            self.mark.beat()
+            request = self.beacon.evidence_request
+            if request > answered:
+                self._dump_collectives()
+                self.mark.gave_evidence(request)
+                answered = request
+            time.sleep(BEAT_EVERY_S)
+
+    def _dump_collectives(self) -> None:
+        """torch's flight recorder as JSON; its pickled form cannot be read back for gloo."""
+        path = self.beacon.folder / flight.file_name(self.facts.rank)
+        try:
+            from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]
+
+            content = bytes(_dump_fr_trace_json())
+        except (ImportError, RuntimeError) as error:  # a torch without it: blame goes by stages alone
+            content = json.dumps({"error": str(error)}).encode()
+        path.with_suffix(".tmp").write_bytes(content)
+        os.replace(path.with_suffix(".tmp"), path)
+
+    def stop_is_due(self, step: int) -> bool:
+        """Whether all ranks have agreed to save and leave once `step` steps are done."""
+        stop_step = self.beacon.stop_step
+        return stop_step != NO_STEP and step >= stop_step
+
+    def fail(self, error: BaseException) -> None:
+        """Write the exception down before anything else; then wait for the monitor to end the job."""
+        if self.mark.state is not RankState.RUNNING:
+            return
+        write_failure(self.beacon.folder, self.facts.rank, error, self.describe_work())
+        self._dump_collectives()
+        self.mark.state = RankState.FAILED
+        if self.has_monitor:
+            time.sleep(HOLD_S)
+
+
+def register_stack_dump(folder: Path) -> Any:
+    """Let SIGUSR2 write the stacks of this process to its file in `folder`; the open file, which must stay open."""
+    if not hasattr(signal, "SIGUSR2"):
+        return None
+    file = fault_file(folder, os.getpid()).open("w")
+    faulthandler.enable(file=file)  # a crash (SIGSEGV, SIGABRT, …) leaves its stack too
+    faulthandler.register(signal.SIGUSR2, file=file, all_threads=True)
+    return file

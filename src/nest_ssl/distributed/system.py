@@ -1,0 +1,137 @@
+"""What only the operating system knows and does. Linux has all of it; elsewhere the answers are poorer, never wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+IS_LINUX = sys.platform.startswith("linux")
+_PR_SET_PDEATHSIG, _PR_SET_PTRACER = 1, 0x59616D61
+
+PROCESS_STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "waiting for a disk or a device",
+    "T": "stopped",
+    "t": "stopped by a debugger",
+    "Z": "dead",
+    "I": "idle",
+    "": "gone",
+}
+
+
+def shared_memory_folder(least_free_mb: float = 16.0) -> Path:
+    """Where a mapped file costs no disk, as long as there is room."""
+    shm = Path("/dev/shm")
+    usable = shm.is_dir() and os.access(shm, os.W_OK) and shutil.disk_usage(shm).free > 1e6 * least_free_mb
+    return shm if usable else Path(tempfile.gettempdir())
+
+
+def die_with_parent(parent: int) -> None:
+    """Let the kernel kill this process when its parent is gone; at once if `parent` is gone already."""
+    if not IS_LINUX:
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def allow_inspection() -> None:
+    """Let processes of the same user read this one's stack where Yama would allow it to parents only."""
+    if IS_LINUX:
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1 % 2**64), 0, 0, 0)
+
+
+def process_state(pid: int) -> str:
+    """A letter of PROCESS_STATES; empty when there is no such process."""
+    if not IS_LINUX:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return ""
+        except PermissionError:
+            pass
+        return "S"
+    stat = _read(f"/proc/{pid}/stat")
+    return stat[stat.rindex(")") + 2] if stat else ""
+
+
+def is_alive(pid: int) -> bool:
+    return process_state(pid) not in ("", "Z", "X")
+
+
+def children_of(parents: set[int]) -> set[int]:
+    """All descendants of `parents` that live."""
+    if not IS_LINUX:
+        return set()
+    parent_of: dict[int, int] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            stat = _read(f"/proc/{entry}/stat")
+            if stat:
+                parent_of[int(entry)] = int(stat[stat.rindex(")") + 4 :].split()[0])
+    found: set[int] = set()
+    level = set(parents)
+    while level:
+        level = {pid for pid, parent in parent_of.items() if parent in level} - found
+        found |= level
+    return found
+
+
+def kill_all(pids: set[int]) -> None:
+    """SIGKILL to the processes, their process groups where they lead one, and their descendants; stopped ones too."""
+    # Under torchrun the monitor is a child of the first rank: it must not be among those it ends.
+    everyone = (pids | children_of(pids)) - {os.getpid()}
+    for pid in everyone:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if hasattr(os, "killpg") and os.getpgid(pid) == pid and pid != os.getpgrp():
+                os.killpg(pid, signal.SIGCONT)
+                os.killpg(pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL if IS_LINUX else signal.SIGTERM)
+
+
+def wait_until_gone(pids: set[int], timeout_s: float) -> set[int]:
+    """Those that live after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while (left := {pid for pid in pids if is_alive(pid)}) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return left
+
+
+def process_facts(pid: int) -> dict[str, str]:
+    """State, memory, threads and what the kernel waits for, for the evidence."""
+    facts = {"state": PROCESS_STATES.get(process_state(pid), "unknown")}
+    for line in _read(f"/proc/{pid}/status").splitlines():
+        name, _, value = line.partition(":")
+        if name in ("VmRSS", "VmHWM", "RssShmem", "Threads", "PPid"):
+            facts[name] = value.strip()
+    facts["wchan"] = _read(f"/proc/{pid}/wchan").strip()
+    facts["command"] = _read(f"/proc/{pid}/cmdline").replace("\0", " ").strip()[:300]
+    return facts
+
+
+def memory_facts() -> dict[str, str]:
+    """Of the machine: what is free, and how often the kernel has killed a process for memory."""
+    facts = {}
+    for line in _read("/proc/meminfo").splitlines():
+        name, _, value = line.partition(":")
+        if name in ("MemTotal", "MemAvailable", "Shmem", "SwapFree"):
+            facts[name] = value.strip()
+    for line in _read("/proc/vmstat").splitlines():
+        if line.startswith("oom_kill "):
+            facts["oom_kill"] = line.split()[1]
+    return facts
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace")
+    except OSError:
+        return ""

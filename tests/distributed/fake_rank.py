@@ -1,0 +1,59 @@
+"""A rank without torch, for tests of launcher and monitor: `fake_rank.py BEHAVIOUR_OF_RANK_0 BEHAVIOUR_OF_RANK_1 …`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+# The imports come after: no flight recorder here, and no wait for torch.
+sys.modules["torch._C._distributed_c10d"] = None  # type: ignore[assignment]
+
+from nest_ssl.distributed.agent import RankAgent
+from nest_ssl.distributed.beacon import Beacon, RankState
+from nest_ssl.distributed.ranks import BEACON_VARIABLE, LAUNCHER_VARIABLE, from_environment
+from nest_ssl.distributed.stages import Stage
+
+STEPS = 40
+
+
+def main() -> int:
+    facts = from_environment(os.environ, 2)
+    assert facts is not None
+    behaviour = sys.argv[1 + facts.rank]
+    if behaviour == "exit-3-early":
+        return 3
+    agent = RankAgent(facts, Beacon(Path(os.environ[BEACON_VARIABLE])), has_monitor=True)
+    agent.start(parent=int(os.environ[LAUNCHER_VARIABLE]))
+    steps = 10_000 if behaviour == "long" else STEPS
+    for step in range(steps):
+        for stage in (Stage.DATA, Stage.ENCODER):
+            agent.mark.enter(stage)
+            time.sleep(0.01)
+        if step == STEPS // 2:
+            act(behaviour, agent)
+        agent.mark.enter(Stage.BACKWARD)
+        agent.mark.finish_step(step + 1, counts=step > 0)
+        if agent.stop_is_due(step + 1):
+            agent.mark.state = RankState.STOPPED
+            print(f"rank {facts.rank} stopped after step {step + 1}", file=sys.stderr)
+            return 75
+    agent.mark.state = RankState.FINISHED
+    return 0
+
+
+def act(behaviour: str, agent: RankAgent) -> None:
+    if behaviour == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif behaviour == "freeze":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif behaviour == "sleep":
+        time.sleep(1000)
+    elif behaviour == "fail":
+        agent.fail(KeyError("a bug"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

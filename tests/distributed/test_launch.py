@@ -1,0 +1,162 @@
+"""Launcher and monitor with ranks that need no torch: exit codes, reports, restarts, stopping together."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nest_ssl.distributed.launch import Job, check_port, free_port
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals and /proc of Linux")
+
+FLOOR_S = 1.0
+FAKE = Path(__file__).with_name("fake_rank.py")
+LAUNCHER = (
+    "import json, sys; from nest_ssl.distributed.launch import Job, launch; "
+    "sys.exit(launch(Job(**json.loads(sys.argv[1]))))"
+)
+
+
+def job(run_dir: Path, *behaviours: str, **other: Any) -> Job:
+    run_dir.mkdir(exist_ok=True)
+    settings = {
+        "run_dir": str(run_dir),
+        "floor_s": FLOOR_S,
+        "init_s": 30.0,
+        "judges": True,
+        "ends": True,
+        "saves": True,
+        "resume_command": "nest-ssl pretrain again",
+    }
+    values: dict[str, Any] = {
+        "command": [sys.executable, str(FAKE), *behaviours],
+        "local_ranks": len(behaviours),
+        "num_nodes": 1,
+        "node": 0,
+        "master_addr": "127.0.0.1",
+        "master_port": None,
+        "workers_per_rank": 1,
+        "settings": settings,
+        "resume_arguments": [],
+    }
+    return Job(**(values | other))
+
+
+def start(job: Job) -> subprocess.Popen[str]:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, json.dumps(asdict(job))], env=env, stderr=subprocess.PIPE, text=True
+    )
+
+
+def run(job: Job) -> tuple[int, str]:
+    process = start(job)
+    _, stderr = process.communicate(timeout=60)
+    return process.returncode, stderr
+
+
+def incident(run_dir: Path) -> dict[str, Any]:
+    (path,) = (run_dir / "incidents").glob("*.json")
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
+def test_ranks_that_finish_are_a_finished_job_without_a_word(tmp_path: Path) -> None:
+    code, stderr = run(job(tmp_path, "ok", "ok"))
+    assert (code, stderr) == (0, "")
+    status = json.loads((tmp_path / "watchdog" / "node0.json").read_text())
+    assert [row["state"] for row in status["rows"]] == ["finished", "finished"]
+
+
+def test_a_killed_rank_is_named_and_the_job_resumable(tmp_path: Path) -> None:
+    code, stderr = run(job(tmp_path, "long", "kill"))
+    assert code == 75
+    assert incident(tmp_path)["ranks"] == [1]
+    assert incident(tmp_path)["text"] in stderr
+
+
+@pytest.mark.parametrize(("behaviour", "kind"), [("sleep", "stalled"), ("freeze", "stopped")])
+def test_a_rank_that_stands_still_is_named(tmp_path: Path, behaviour: str, kind: str) -> None:
+    code, _ = run(job(tmp_path, behaviour, "long"))
+    assert code == 75
+    found = incident(tmp_path)
+    assert (found["ranks"], found["kind"], found["stage"]) == ([0], kind, "encoder")
+    assert FLOOR_S <= found["stalled_s"] < FLOOR_S + 1
+    assert Path(found["evidence"], "stacks", "rank0.txt").is_file()
+
+
+def test_an_exception_needs_a_person(tmp_path: Path) -> None:
+    code, stderr = run(job(tmp_path, "long", "fail"))
+    assert code == 1
+    assert incident(tmp_path)["cause"] == "KeyError: 'a bug'"
+    assert "nest-ssl: rank 1 failed" in stderr
+
+
+def test_a_rank_that_dies_before_it_can_speak_is_named(tmp_path: Path) -> None:
+    code, _ = run(job(tmp_path, "exit-3-early", "long"))
+    assert code == 1
+    assert incident(tmp_path)["ranks"] == [0]
+    assert "exit code 3" in incident(tmp_path)["cause"]
+
+
+def test_restarts_end_when_the_same_fault_comes_again(tmp_path: Path) -> None:
+    code, stderr = run(job(tmp_path, "long", "kill", max_restarts=5))
+    assert code == 1
+    assert stderr.count("nest-ssl: restart") == 1
+    assert "the same fault again (died, ranks [1], encoder of step 20)" in stderr
+
+
+def test_sigterm_stops_all_ranks_after_the_same_step(tmp_path: Path) -> None:
+    process = start(job(tmp_path, "long", "long", "long"))
+    time.sleep(2.0)
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 75
+    stopped = {line.rsplit(" ", 1)[1] for line in stderr.splitlines() if "stopped after step" in line}
+    assert len(stopped) == 1, stderr
+    assert f"all ranks save after step {stopped.pop()} and leave" in stderr
+
+
+def test_asked_twice_everything_ends_at_once(tmp_path: Path) -> None:
+    process = start(job(tmp_path, "long", "freeze"))
+    time.sleep(2.0)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=5)
+    assert process.returncode == 75
+
+
+def test_a_taken_port_is_refused_with_a_way_out() -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        with pytest.raises(ValueError, match="MASTER_PORT"):
+            check_port(taken.getsockname()[1])
+    check_port(free_port())
+
+
+def test_a_process_that_ends_its_own_family_survives_itself() -> None:
+    """Under torchrun the monitor is a child of a rank that it has to end."""
+    code = (
+        "import os, subprocess, sys, time\n"
+        "child = 'import os; from nest_ssl.distributed.system import kill_all; '\n"
+        "child += 'kill_all({os.getppid()}); print(\"done\")'\n"
+        "subprocess.Popen([sys.executable, '-c', child])\n"
+        "time.sleep(60)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    parent = subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True)
+    stdout, _ = parent.communicate(timeout=30)
+    assert parent.returncode == -signal.SIGKILL
+    assert stdout == "done\n"

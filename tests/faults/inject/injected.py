@@ -1,0 +1,281 @@
+"""The faults. Each strikes once, at the given step, and notes when it did."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nest_ssl.data.dataset import AudioNoiseDataset
+from nest_ssl.data.loader import PlanSampler
+from nest_ssl.modules import AudioToMelSpectrogramPreprocessor, ConformerEncoder
+from nest_ssl.modules.conformer import ConformerLayer
+from nest_ssl.training.module import PretrainingModule
+
+FOREVER_S = 3600.0
+
+
+class Now:
+    """Where the rank is."""
+
+    step = -1
+    validates = False
+
+
+def note() -> None:
+    """Write down when the fault strikes."""
+    Path(os.environ["NEST_FAULT_NOTE"]).write_text(str(time.time()))
+
+
+def sleep() -> None:
+    time.sleep(FOREVER_S)
+
+
+def spin() -> None:
+    while True:
+        pass
+
+
+def hold_the_gil() -> None:
+    ctypes.PyDLL(None).sleep(int(FOREVER_S))
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def freeze() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def fail() -> None:
+    raise KeyError("a bug in somebody's code")
+
+
+def run_out_of_memory() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 79.1 GiB in all.")
+
+
+def extra_all_reduce() -> None:
+    torch.distributed.all_reduce(torch.ones(7))
+
+
+ACTS: dict[str, Callable[[], None]] = {
+    act.__name__: act for act in (sleep, spin, hold_the_gil, kill, freeze, fail, run_out_of_memory, extra_all_reduce)
+}
+
+
+def before(owner: Any, name: str, act: Callable[..., Any]) -> None:
+    """Call `act` with the arguments of `owner.name` before it."""
+    real = getattr(owner, name)
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        act(*args, **kwargs)
+        return real(*args, **kwargs)
+
+    setattr(owner, name, wrapped)
+
+
+def once_at(step: int, act: Callable[[], None], *, validates: bool = False) -> Callable[..., None]:
+    done = False
+
+    def maybe(*args: Any, **kwargs: Any) -> None:
+        nonlocal done
+        if not done and Now.step >= step and Now.validates == validates:
+            done = True
+            note()
+            act()
+
+    return maybe
+
+
+def install(name: str, step: int) -> None:
+    def start_step(self: PretrainingModule, *args: Any, **kwargs: Any) -> None:
+        Now.step, Now.validates = self.trainer.global_step, False
+
+    def start_validation(self: PretrainingModule, *args: Any, **kwargs: Any) -> None:
+        Now.validates = True
+
+    before(PretrainingModule, "training_step", start_step)
+    before(PretrainingModule, "validation_step", start_validation)
+    if name in SPECIAL:
+        SPECIAL[name](step)
+        return
+    where, _, what = name.partition(":")
+    act = once_at(step, ACTS[what], validates=where == "validation")
+    PLACES[where](act)
+
+
+def _in_layer_1(act: Callable[[], None]) -> None:
+    def maybe(self: ConformerLayer, *args: Any, **kwargs: Any) -> None:
+        if self is Now.layer_1:  # type: ignore[attr-defined]
+            act()
+
+    def remember(self: ConformerEncoder, *args: Any, **kwargs: Any) -> None:
+        Now.layer_1 = self.layers[1]  # type: ignore[attr-defined]
+
+    before(ConformerEncoder, "forward", remember)
+    before(ConformerLayer, "forward", maybe)
+
+
+def _in_backward(act: Callable[[], None]) -> None:
+    real = PretrainingModule.training_step
+
+    def wrapped(self: PretrainingModule, *args: Any, **kwargs: Any) -> Any:
+        loss = real(self, *args, **kwargs)
+        loss.register_hook(lambda gradient: act())
+        return loss
+
+    PretrainingModule.training_step = wrapped  # type: ignore[method-assign]
+
+
+PLACES: dict[str, Callable[[Callable[[], None]], None]] = {
+    "encoder": lambda act: before(ConformerEncoder, "forward", act),
+    "validation": lambda act: before(ConformerEncoder, "forward", act),
+    "preprocessor": lambda act: before(AudioToMelSpectrogramPreprocessor, "forward", act),
+    "optimizer": lambda act: before(importlib.import_module("torch.optim.adam"), "adam", act),
+    "layer_1": _in_layer_1,
+    "backward": _in_backward,
+}
+
+
+# ---- faults that are more than an act in a place ----
+
+
+def slow_rank(step: int) -> None:
+    before(ConformerEncoder, "forward", lambda *args, **kwargs: time.sleep(0.2))
+
+
+def in_the_loader(act: Callable[[], None]) -> Callable[[int], None]:
+    """In a loader process, at the `step`-th file that it reads."""
+
+    def install_it(step: int) -> None:
+        count = 0
+
+        def maybe(*args: Any, **kwargs: Any) -> None:
+            nonlocal count
+            count += 1
+            if count == step and torch.utils.data.get_worker_info() is not None:
+                note()
+                act()
+
+        before(AudioNoiseDataset, "source", maybe)
+
+    return install_it
+
+
+def nan_batch(step: int) -> None:
+    def poison(self: PretrainingModule, batch: Any, *args: Any, **kwargs: Any) -> None:
+        if Now.step == step:
+            note()
+            batch.noisy_audio[0, :100] = float("nan")
+
+    before(PretrainingModule, "training_step", poison)
+    before(
+        PretrainingModule,
+        "training_step",
+        lambda self, *args, **kwargs: setattr(Now, "step", self.trainer.global_step),
+    )
+
+
+def one_batch_short(step: int) -> None:
+    """A rank that goes around the plan."""
+    real_len, real_iter = PlanSampler.__len__, PlanSampler.__iter__
+    # Training alone: validation repeats its one epoch.
+    PlanSampler.__len__ = lambda self: real_len(self) - (not self.same_every_epoch)  # type: ignore[method-assign]
+
+    def short(self: PlanSampler) -> Any:
+        specs = list(real_iter(self))
+        return iter(specs if self.same_every_epoch else specs[:-1])
+
+    PlanSampler.__iter__ = short  # type: ignore[method-assign]
+
+
+def joins_late(step: int) -> None:
+    note()
+    time.sleep(FOREVER_S)
+
+
+def killed_while_saving(step: int) -> None:
+    real = torch.save
+
+    def save_half(content: Any, file: Any, *args: Any, **kwargs: Any) -> None:
+        if Now.step >= step:
+            file.write(b"half a checkpoint")
+            file.flush()
+            note()
+            kill()
+        real(content, file, *args, **kwargs)
+
+    torch.save = save_half  # type: ignore[assignment]
+
+
+def all_reduce_in_forward(step: int) -> None:
+    """What NeMo's encoder did: agree on the longest audio of all ranks, in every forward pass."""
+
+    def agree(self: ConformerEncoder, *args: Any, **kwargs: Any) -> None:
+        longest = torch.tensor([kwargs["audio_signal"].shape[-1]])
+        torch.distributed.all_reduce(longest, op=torch.distributed.ReduceOp.MAX)
+
+    before(ConformerEncoder, "forward", agree)
+
+
+def the_original_hang(step: int) -> None:
+    """`all_reduce_in_forward`, and rank 1 has a batch less without anybody being told."""
+    all_reduce_in_forward(step)
+    if os.environ["RANK"] == "1":
+        real_iter = PlanSampler.__iter__
+
+        def short(self: PlanSampler) -> Any:
+            yield from list(real_iter(self))[:-1]
+            note()
+
+        PlanSampler.__iter__ = short  # type: ignore[method-assign]
+
+
+def slow_but_well(step: int) -> None:
+    """A first step and validation batches that take longer than the floor, on all ranks."""
+
+    def first(*args: Any, **kwargs: Any) -> None:
+        if Now.validates or Now.step == 0:
+            time.sleep(4.0)
+
+    before(ConformerEncoder, "forward", first)
+
+
+def list_collectives(step: int) -> None:
+    """Append what every step has called to the file of the note."""
+    from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]
+
+    seen = 0
+
+    def dump(self: PretrainingModule, *args: Any, **kwargs: Any) -> None:
+        nonlocal seen
+        entries = json.loads(_dump_fr_trace_json())["entries"][seen:]
+        seen += len(entries)
+        with Path(os.environ["NEST_FAULT_NOTE"]).open("a") as file:
+            file.write(json.dumps([entry["profiling_name"] for entry in entries]) + "\n")
+
+    before(PretrainingModule, "on_train_batch_end", dump)
+
+
+SPECIAL: dict[str, Callable[[int], None]] = {
+    "slow_rank": slow_rank,
+    "loader:kill": in_the_loader(kill),
+    "loader:freeze": in_the_loader(freeze),
+    "nan_batch": nan_batch,
+    "one_batch_short": one_batch_short,
+    "joins_late": joins_late,
+    "killed_while_saving": killed_while_saving,
+    "the_original_hang": the_original_hang,
+    "slow_but_well": slow_but_well,
+    "list_collectives": list_collectives,
+}

@@ -1,0 +1,172 @@
+"""A rank dies or fails: the one that did is named, never the one that noticed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.faults.harness import (
+    Lab,
+    check_named,
+    check_nothing_left,
+    check_resumes,
+    check_same_losses,
+    keep_for_the_table,
+    noise_s,
+    said,
+)
+from tests.integration.runs import losses
+
+
+@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.faults)])
+def test_row_1_a_killed_rank(lab: Lab, whole: Path, rank: int) -> None:
+    run = lab.start(f"encoder:kill {rank} 4").wait()
+    incident = check_named(run, ranks=[rank], stage="encoder", within_s=3)
+    assert "SIGKILL" in incident["cause"]
+    assert "out of memory?" in incident["cause"]
+    check_resumes(lab, run, whole)
+
+
+def test_row_6_an_exception_on_one_rank(lab: Lab) -> None:
+    run = lab.start("encoder:fail 1 4").wait()
+    incident = check_named(run, ranks=[1], stage="encoder", within_s=3, exit_code=1)
+    assert "a bug in somebody's code" in incident["cause"]
+    before_the_report = run.stderr.split("nest-ssl: rank 1 failed")[0]
+    assert before_the_report.count("Traceback (most recent call last)") == 1
+    assert "in fail" in before_the_report
+    assert "Connection closed" not in run.stderr
+
+
+@pytest.mark.faults
+def test_row_6_the_exception_is_gone_and_the_run_goes_on(lab: Lab, whole: Path) -> None:
+    run = lab.start("encoder:fail 0 4").wait()
+    check_named(run, ranks=[0], stage="encoder", within_s=3, exit_code=1)
+    check_resumes(lab, run, whole)
+
+
+def test_row_8_a_killed_loader_process(lab: Lab) -> None:
+    run = lab.start("loader:kill 1 9", more=("model.train_ds.num_workers=1",)).wait()
+    incident = check_named(run, ranks=[1], stage="data", within_s=6)
+    assert incident["file"].endswith(".wav")
+    assert "shared memory" in incident["cause"]
+    assert "loader process 0" in incident["cause"]
+
+
+@pytest.mark.faults
+def test_row_8_the_run_goes_on(lab: Lab, whole: Path) -> None:
+    run = lab.start("loader:kill 0 9", more=("model.train_ds.num_workers=1",)).wait()
+    check_named(run, ranks=[0], stage="data", within_s=6)
+    check_resumes(lab, run, whole)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("rank", [0, 1])
+def test_row_13_a_diverging_collective(lab: Lab, whole: Path, rank: int) -> None:
+    run = lab.start(f"encoder:extra_all_reduce {rank} 4").wait()
+    incident = check_named(run, ranks=[rank], stage="encoder", within_s=5)
+    assert incident["kind"] == "diverged"
+    assert "all_reduce of [" in incident["collective"]
+    assert "#" in incident["collective"]
+    check_resumes(lab, run, whole)
+
+
+@pytest.mark.faults
+def test_row_27_out_of_memory_on_one_rank(lab: Lab, whole: Path) -> None:
+    run = lab.start("encoder:run_out_of_memory 1 4").wait()
+    incident = check_named(run, ranks=[1], stage="encoder", within_s=3, exit_code=1)
+    assert incident["kind"] == "out-of-memory"
+    assert "batch_size" in incident["advice"]
+    assert "the longest" in incident["text"]
+    check_resumes(lab, run, whole)
+
+
+@pytest.mark.faults
+def test_row_18_killed_while_saving(lab: Lab, whole: Path) -> None:
+    run = lab.start("killed_while_saving 0 5").wait()
+    incident = check_named(run, ranks=[0], stage="checkpoint", within_s=3)
+    assert incident["checkpoint"] is not None
+    check_resumes(lab, run, whole)
+
+
+def test_row_22_a_killed_launcher_takes_everything_with_it(lab: Lab) -> None:
+    run = lab.start(more=("trainer.max_steps=100000", "model.train_ds.num_workers=1"))
+    run.wait_for_step(1)
+    assert len(run.survivors()) >= 6  # launcher, monitor, two ranks, two loader processes
+    run.process.kill()
+    run.process.wait()
+    check_nothing_left(run, within_s=2.0)
+    keep_for_the_table(run, "nothing: ranks, loader processes and monitor die with it within 2 s")
+
+
+@pytest.mark.faults
+def test_row_23_a_killed_monitor_is_a_warning(lab: Lab, whole: Path) -> None:
+    run = lab.start()
+    run.wait_for_step(0)
+    os.kill(run.status()["monitor_pid"], signal.SIGKILL)
+    run.wait()
+    assert run.returncode == 0, run.stderr[-4000:]
+    keep_for_the_table(run, said(run, ".*the monitor was killed; training goes on.*"))
+    check_same_losses(run, whole)
+
+
+def test_row_21_preemption_saves_at_an_agreed_step(lab: Lab) -> None:
+    run = lab.start(more=("trainer.max_steps=100000",))
+    run.wait_for_step(3)
+    asked = time.time()
+    run.process.send_signal(signal.SIGTERM)
+    run.wait()
+    assert run.ended_at - asked < 5 + noise_s()
+    assert run.returncode == 75, run.stderr[-4000:]
+    assert not run.incidents()
+    check_nothing_left(run)
+    saved = torch.load(run.run_dir / "checkpoints" / "last.ckpt", map_location="meta", weights_only=True)
+    told = said(run, rf"nest-ssl: SIGTERM: all ranks save after step {saved['global_step']} and leave")
+    keep_for_the_table(run, told, run.ended_at - asked)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(("number", "to_rank"), [(signal.SIGTERM, 1), (signal.SIGUSR1, 0), (signal.SIGUSR1, None)])
+def test_row_21_whoever_is_asked_all_stop_and_resume(
+    lab: Lab, whole: Path, number: signal.Signals, to_rank: int | None
+) -> None:
+    run = lab.start(env={"NEST_FAULT": "slow_rank all 0"})
+    run.wait_for_step(1)
+    pid = run.process.pid if to_rank is None else run.status()["rows"][to_rank]["pid"]
+    os.kill(pid, number)
+    run.wait()
+    assert run.returncode == 75, run.stderr[-4000:]
+    check_nothing_left(run)
+    resumed = lab.start().wait()
+    assert resumed.returncode == 0, resumed.stderr[-4000:]
+    check_same_losses(run, whole)
+
+
+@pytest.mark.faults
+def test_row_21_a_run_of_one_rank_saves_and_resumes_too(lab: Lab) -> None:
+    run = lab.start("slow_rank all 0", ranks=1)
+    run.wait_for_step(2)
+    run.process.send_signal(signal.SIGTERM)
+    run.wait()
+    assert run.returncode == 75, run.stderr[-4000:]
+    assert "saved and stopped after step" in run.stderr
+    check_nothing_left(run)
+    resumed = lab.start(ranks=1).wait()
+    assert resumed.returncode == 0, resumed.stderr[-4000:]
+    assert sorted(losses(run.run_dir / "metrics.csv")) == list(range(8))
+
+
+@pytest.mark.faults
+def test_max_restarts_goes_on_by_itself_until_the_same_fault_comes_again(lab: Lab) -> None:
+    run = lab.start("encoder:kill 1 4", more=("launch.max_restarts=3",)).wait()
+    assert run.returncode == 1, run.stderr[-4000:]  # the fault is there in every start
+    assert "the same fault again" in run.stderr
+    assert len(run.incidents()) == 2
+    check_nothing_left(run)
+    first, second = run.incidents()
+    assert json.dumps(first["ranks"]) == json.dumps(second["ranks"])

@@ -1,0 +1,76 @@
+"""docs/faults.md from what the tests really read: `python -m tests.faults.write_table FOLDER docs`."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+FAULTS = {
+    1: "a rank is killed",
+    2: "a rank is frozen (SIGSTOP)",
+    3: "a rank sleeps in the encoder",
+    4: "a rank loops in the encoder",
+    5: "a C call holds the GIL",
+    6: "an exception on one rank",
+    7: "a file blocks (a FIFO stands for a dead network disk)",
+    8: "a loader process is killed",
+    9: "a loader process is frozen",
+    10: "corrupt, empty, truncated audio",
+    11: "unequal batch counts",
+    12: "NaN on one rank",
+    13: "a collective that the others do not call",
+    14: "a slow rank (+200 ms a step)",
+    15: "the optimizer stalls",
+    16: "validation stalls",
+    17: "the disk is full",
+    18: "killed while saving",
+    19: "the port is in use",
+    20: "a rank never joins",
+    21: "preemption (SIGTERM)",
+    22: "the launcher is killed",
+    23: "the monitor is killed",
+    24: "nothing wrong: slow first step, long validation, 1,000 steps",
+    25: "stalls in the preprocessor, or in layer 1 of the encoder",
+    26: "stalls in backward",
+    27: "out of memory on one rank",
+    28: "the original hang",
+}
+
+TEMPLATE = Path(__file__).with_name("faults.md.in")
+
+
+def main(folder: Path, docs: Path) -> None:
+    found: dict[int, list[dict[str, Any]]] = {}
+    for path in sorted(folder.glob("*.json")):
+        content = json.loads(path.read_text())
+        number = re.search(r"row_(\d+)", content["test"])
+        if number is not None:
+            found.setdefault(int(number[1]), []).append(content)
+    missing = FAULTS.keys() - found.keys()
+    if missing:
+        raise SystemExit(f"no output of rows {sorted(missing)}: run all tests of faults.")
+    rows = [_row(number, content) for number in FAULTS for content in found[number][:2]]
+    report = found[3][0]["text"]
+    text = TEMPLATE.read_text().replace("@ROWS@\n", "".join(rows)).replace("@REPORT@", report)
+    (docs / "faults.md").write_text(text)
+    page = docs / "why-it-hung.md"
+    block = re.compile(r"(?s)```\n(?:@ROW_28@|nest-ssl: rank .*?)\n```")
+    page.write_text(block.sub(lambda _: f"```\n{found[28][0]['text']}\n```", page.read_text(), count=1))
+
+
+def _row(number: int, content: dict[str, Any]) -> str:
+    lines = content["text"].splitlines()
+    fields = {line.split()[0]: " ".join(line.split()[1:]) for line in lines[1:] if line.startswith("  ")}
+    if "where" in fields:
+        said = f"**{lines[0].removeprefix('nest-ssl: ')}**; {fields['where'].split(', rank')[0]}; {fields['cause']}"
+    else:
+        said = "<br>".join(lines)
+    after = f"{content['after_s']:.1f} s" if content["after_s"] is not None else "–"
+    return f"| {number} | {FAULTS[number]} | {said.replace('|', '/')} | {after} | {content['exit']} |\n"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

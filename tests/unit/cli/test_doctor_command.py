@@ -1,0 +1,106 @@
+"""`nest-ssl doctor`: the machine, and runs alive and dead."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from nest_ssl.cli.main import app
+from nest_ssl.config import compose
+from nest_ssl.distributed import doctor
+from nest_ssl.distributed.beacon import Beacon, RankState
+from nest_ssl.distributed.doctor import BAD, GOOD, Finding, check_machine
+from nest_ssl.distributed.explain import explain_run
+from nest_ssl.distributed.limits import Limits
+from nest_ssl.distributed.mark import RankMark, WorkerMark
+from nest_ssl.distributed.rows import local_rows
+from nest_ssl.distributed.stages import FIRST_LAYER, Stage
+from nest_ssl.distributed.status import Settings, write_status
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """A run whose rank 0 is this very process, in layer 1 of step 7."""
+    (tmp_path / "run").mkdir()
+    beacon = Beacon.create(tmp_path / "beacon", local_ranks=1, first_rank=0, world_size=1, workers_per_rank=1)
+    mark = RankMark(beacon, 0)
+    mark.take()
+    mark.finish_step(7)
+    mark.enter(Stage.ENCODER, FIRST_LAYER + 1)
+    WorkerMark(beacon, 0, 0, -1).reads("/data/7.wav")
+    settings = Settings(
+        beacon=str(beacon.path),
+        run_dir=str(tmp_path / "run"),
+        node=0,
+        floor_s=60,
+        init_s=900,
+        judges=True,
+        ends=True,
+        saves=True,
+        parent=0,
+        resume_command="nest-ssl pretrain again",
+    )
+    write_status(settings, local_rows(beacon, Limits(60, 900), 0), None)
+    return tmp_path / "run"
+
+
+def test_a_live_run_is_read_from_its_beacon(run_dir: Path) -> None:
+    result = CliRunner().invoke(app, ["doctor", str(run_dir)])
+    assert result.exit_code == 0, result.output
+    assert "alive, at step 7" in result.output
+    assert "encoder layer 1" in result.output
+    assert "/data/7.wav" in result.output
+
+
+def test_a_rank_that_is_late_is_said_before_anything_is_ended(run_dir: Path) -> None:
+    path = run_dir / "watchdog" / "node0.json"
+    status = json.loads(path.read_text())
+    status["settings"]["floor_s"] = 1e-9
+    path.write_text(json.dumps(status))
+    assert "longer in their stage than they may be: rank 0 in encoder layer 1" in explain_run(run_dir).verdict
+
+
+def test_a_dead_run_is_explained_by_its_last_words(run_dir: Path) -> None:
+    (run_dir.parent / "beacon").unlink()
+    (run_dir / "incidents").mkdir()
+    incident = {"time": "now", "text": "nest-ssl: rank 0 died\n  where     encoder"}
+    (run_dir / "incidents" / "x.json").write_text(json.dumps(incident))
+    result = CliRunner().invoke(app, ["doctor", str(run_dir)])
+    assert "ended by an incident: rank 0 died" in result.output
+    assert "to go on: nest-ssl pretrain again" in result.output
+
+
+def test_a_finished_run_is_finished(run_dir: Path) -> None:
+    path = run_dir / "watchdog" / "node0.json"
+    status = json.loads(path.read_text())
+    status["rows"][0]["state"] = RankState.FINISHED.name.lower()
+    path.write_text(json.dumps(status))
+    (run_dir.parent / "beacon").unlink()
+    assert explain_run(run_dir).verdict == "finished"
+
+
+def test_another_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no run folder"):
+        explain_run(tmp_path)
+
+
+def test_the_machine_is_checked_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_all_reduce", lambda: Finding(GOOD, "all_reduce", "left out"))
+    names = [finding.name for finding in check_machine(compose())]
+    for name in ("config", "versions", "shared memory", "open files", "port", "stacks", "all_reduce"):
+        assert name in names
+
+
+def test_something_bad_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_all_reduce", lambda: Finding(BAD, "all_reduce", "two ranks did not finish"))
+    result = CliRunner().invoke(app, ["doctor"])
+    assert result.exit_code == 1
+    assert "sync_max_audio_length" in result.output
+
+
+def test_two_ranks_meet_on_this_machine() -> None:
+    finding = doctor._all_reduce()
+    assert finding.state == GOOD, finding.what
