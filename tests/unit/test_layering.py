@@ -18,7 +18,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "nemo_file": {"_version", "config", "files"},
     "modules": {"config"},
     "model": {"config", "inputs", "modules", "nemo_file"},
-    "checkpoint": {"config", "model", "nemo_file"},
+    "checkpoint": {"config", "files", "model", "modules", "nemo_file"},
     "data": {"audio", "config", "files"},
     "distributed": {"config"},
     "training": {
@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "data",
         "distributed",
     },
-    "evaluation": {"audio", "config", "modules", "model", "checkpoint", "data"},
+    "evaluation": {"audio", "config", "files", "modules", "model", "checkpoint", "data"},
     "verification": {"_version", "config", "model", "checkpoint", "nemo_file"},
     "__main__": {"cli"},
     "__init__": {"_version", "config", "model", "checkpoint"},

@@ -9,6 +9,7 @@ import typer
 
 from nest_ssl._version import __version__
 from nest_ssl.cli.demo import demo
+from nest_ssl.cli.extract import extract
 from nest_ssl.cli.info import info
 from nest_ssl.cli.inspect import inspect
 from nest_ssl.cli.prepare import prepare
@@ -22,6 +23,7 @@ app.command()(inspect)
 app.command()(demo)
 app.command()(pretrain)
 app.command()(report)
+app.command()(extract)
 app.command()(info)
 app.command()(verify)
 
