@@ -9,6 +9,7 @@ import typer
 
 from nest_ssl._version import __version__
 from nest_ssl.cli.demo import demo
+from nest_ssl.cli.export import export
 from nest_ssl.cli.extract import extract
 from nest_ssl.cli.info import info
 from nest_ssl.cli.inspect import inspect
@@ -24,6 +25,7 @@ app.command()(demo)
 app.command()(pretrain)
 app.command()(report)
 app.command()(extract)
+app.command()(export)
 app.command()(info)
 app.command()(verify)
 
