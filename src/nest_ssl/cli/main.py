@@ -15,6 +15,7 @@ from nest_ssl.cli.info import info
 from nest_ssl.cli.inspect import inspect
 from nest_ssl.cli.prepare import prepare
 from nest_ssl.cli.pretrain import pretrain
+from nest_ssl.cli.probe import probe
 from nest_ssl.cli.report import report
 from nest_ssl.cli.verify import verify
 
@@ -25,6 +26,7 @@ app.command()(demo)
 app.command()(pretrain)
 app.command()(report)
 app.command()(extract)
+app.command()(probe)
 app.command()(export)
 app.command()(info)
 app.command()(verify)
