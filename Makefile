@@ -1,21 +1,26 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup test faults lint pretrain clean
+.PHONY: setup setup-all test lint faults pretrain clean
 
-setup: $(STAMP)
-
-# One environment with the package and every extra, pinned by constraints.txt; made anew only when those files change.
-$(STAMP): pyproject.toml constraints.txt
+# The package and what the demo needs; made anew only when the files that decide it change.
+setup: $(VENV)/.installed
+$(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt pip setuptools
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[hf,wandb,decoders,demo,dev]'
-	touch $(STAMP)
+	$(INSTALL) pip setuptools
+	$(INSTALL) torch
+	$(INSTALL) --editable '.[demo]'
+	touch $@
 
-lint: setup
+# Every extra, for the tests.
+setup-all: $(VENV)/.installed-all
+$(VENV)/.installed-all: $(VENV)/.installed
+	$(INSTALL) --editable '.[hf,onnx,finetune,wandb,decoders,demo,dev]'
+	touch $@
+
+lint: setup-all
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -25,7 +30,7 @@ test: lint
 	$(BIN)/python -m pytest
 
 # The whole fault matrix on real processes, about 15 minutes on 2 cores; then the table in docs/ from its output.
-faults: setup
+faults: setup-all
 	rm -rf build/faults && mkdir -p build/faults
 	NEST_FAULT_TABLE=$(CURDIR)/build/faults $(BIN)/python -m pytest tests/faults -m 'faults or not faults' --durations=10
 	$(BIN)/python -m tests.faults.write_table build/faults docs

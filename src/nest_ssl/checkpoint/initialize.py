@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from nest_ssl.checkpoint.hub import hub_file
 from nest_ssl.checkpoint.load import read_checkpoint
 from nest_ssl.config import NestConfig
 from nest_ssl.nemo_file import CheckpointError
@@ -111,25 +112,3 @@ def _local_path(key: str, name: str) -> Path:
     if key != "init_from_pretrained_model":
         raise CheckpointError(f"{key}: {path}: no such file.")
     return hub_file(name)
-
-
-def hub_file(name: str) -> Path:
-    """The `.nemo` file of a model of the Hugging Face hub, from its local cache or the network."""
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError as error:
-        raise CheckpointError(
-            f"{name}: not a file, and huggingface_hub is not installed to look it up. "
-            f"Install nest-ssl[hf], or download the .nemo file and give its path."
-        ) from error
-    try:
-        folder = Path(snapshot_download(name, allow_patterns=["*.nemo"]))
-    except Exception as error:
-        reason = " ".join(str(error).split())[:200]
-        raise CheckpointError(
-            f"{name}: could not be had from the hub ({reason}). Download its .nemo file and give the path."
-        ) from error
-    found = sorted(folder.glob("*.nemo"))
-    if not found:
-        raise CheckpointError(f"{name}: the hub's repository holds no .nemo file.")
-    return found[0]

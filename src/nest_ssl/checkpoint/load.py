@@ -1,4 +1,4 @@
-"""A model from a file: `.nemo`, ours or NeMo's, or a training checkpoint `.ckpt`."""
+"""A model from a file (`.nemo`, ours or NeMo's, a training checkpoint `.ckpt`, `.safetensors`) or from the hub."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from omegaconf.base import ContainerMetadata, Metadata
 from omegaconf.nodes import AnyNode
 from torch import Tensor
 
+from nest_ssl.checkpoint.hub import checkpoint_path
+from nest_ssl.checkpoint.safetensors_file import read_safetensors
 from nest_ssl.config import ModelConfig
 from nest_ssl.config.compose import model_config, model_section
 from nest_ssl.config.parse import ConfigError
@@ -52,12 +54,12 @@ _CKPT_GLOBALS: list[Any] = [
 
 
 def load(path: str | Path, map_location: Any = "cpu", strict: bool = True) -> EncDecMaskedTokenPredModel:
-    """The model in a `.nemo` or `.ckpt` file, in eval mode.
+    """The model in a `.nemo`, `.ckpt` or `.safetensors` file, or of a name of the Hugging Face hub, in eval mode.
 
     Missing, unexpected and misshapen parameters are listed, and are an error; with `strict=False` the first two are
     a warning.
     """
-    path = Path(path).expanduser()
+    path = checkpoint_path(path)
     content = read_checkpoint(path, map_location)
     kind, cfg = model_class(path, content.config), checkpoint_config(path, content.config)
     check_fit(model_without_storage(path, kind, cfg), content.weights, str(path), strict=strict)
@@ -84,7 +86,9 @@ def model_without_storage(path: Path, kind: type[ModelType], cfg: ModelConfig) -
 
 
 def read_checkpoint(path: Path, map_location: Any = "cpu") -> NemoFile:
-    """Configuration and weights of a `.nemo` or `.ckpt` file."""
+    """Configuration and weights of a `.nemo`, `.ckpt` or `.safetensors` file."""
+    if path.suffix == ".safetensors":
+        return read_safetensors(path, map_location)
     return _read_ckpt(path, map_location) if path.suffix == ".ckpt" else read_nemo(path, map_location)
 
 

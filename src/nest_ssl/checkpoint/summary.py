@@ -14,7 +14,7 @@ from nest_ssl.checkpoint.load import checkpoint_config, model_class, model_witho
 from nest_ssl.config import ModelConfig, compose, embedded_configs, load_yaml
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel, EncDecMaskedTokenPredModel
 
-CHECKPOINT_SUFFIXES = (".nemo", ".ckpt")
+CHECKPOINT_SUFFIXES = (".nemo", ".ckpt", ".safetensors")
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Summary:
 
 
 def open_source(name: str, overrides: list[str] | None = None) -> Source:
-    """A `.nemo` or `.ckpt` file, a yaml file, or the name of an embedded configuration."""
+    """A `.nemo`, `.ckpt` or `.safetensors` file, a yaml file, or the name of an embedded configuration."""
     path = Path(name).expanduser()
     if is_checkpoint(name):
         content = read_checkpoint(path)

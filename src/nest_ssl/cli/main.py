@@ -11,11 +11,14 @@ import typer
 from nest_ssl._version import __version__
 from nest_ssl.cli.demo import demo
 from nest_ssl.cli.doctor import doctor
+from nest_ssl.cli.export import export
+from nest_ssl.cli.extract import extract
 from nest_ssl.cli.fit import fit
 from nest_ssl.cli.info import info
 from nest_ssl.cli.inspect import inspect
 from nest_ssl.cli.prepare import prepare
 from nest_ssl.cli.pretrain import pretrain
+from nest_ssl.cli.probe import probe
 from nest_ssl.cli.report import report
 from nest_ssl.cli.verify import verify
 
@@ -27,6 +30,9 @@ app.command()(pretrain)
 app.command()(report)
 app.command()(fit)
 app.command()(doctor)
+app.command()(extract)
+app.command()(probe)
+app.command()(export)
 app.command()(info)
 app.command()(verify)
 

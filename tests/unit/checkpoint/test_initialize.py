@@ -87,20 +87,20 @@ def test_other_shapes_and_missing_weights_are_listed(nemo: Path) -> None:
 def test_a_model_of_the_hub_is_found_in_its_local_cache(
     nemo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hub = pytest.importorskip("huggingface_hub", reason="needs nest-ssl[hf]")
+    constants = pytest.importorskip("huggingface_hub.constants", reason="needs nest-ssl[hf]")
     repo = tmp_path / "hub" / "models--someone--nest"
     snapshot = repo / "snapshots" / ("0" * 40)
     snapshot.mkdir(parents=True)
     (repo / "refs").mkdir()
     (repo / "refs" / "main").write_text("0" * 40)
     (snapshot / "nest.nemo").write_bytes(nemo.read_bytes())
-    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     model = tiny_model(seed=OWN_SEED)
     (result,) = init(model, init_from_pretrained_model="someone/nest")
     assert same(model, SOURCE_SEED) == set(model.state_dict())
     assert result.source.endswith("nest.nemo")
-    with pytest.raises(CheckpointError, match="someone/other: could not be had from the hub .* give the path"):
+    with pytest.raises(CheckpointError, match="someone/other: .*could not be had from the hub .* give the path"):
         init(model, init_from_pretrained_model="someone/other")
 
 

@@ -1,0 +1,124 @@
+"""The encoder as an ONNX graph with any batch and length, checked against the model in onnxruntime before it is kept.
+
+B batch, M mel bands, T mel frames, D width, S encoder frames.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from nest_ssl.model import EncDecMaskedTokenPredModel
+from nest_ssl.modules import ConformerEncoder
+
+OPSET = 18
+INPUTS, OUTPUTS = ("audio_signal", "length"), ("outputs", "encoded_lengths")
+"""NeMo's names: mels (B, M, T) and lengths (B,) in, (B, D, S) and lengths (B,) out."""
+TOLERANCE = 1e-4
+CHECKED_SHAPES = ((1, 8), (3, 96), (2, 250))
+"""(batch, mel frames) that the graph is compared on; it is traced with another one."""
+_TRACED_SHAPE = (2, 161)
+
+
+class _Encoder(nn.Module):
+    """The encoder, given one frame more than asked for: a graph cannot branch for the attention of a single frame."""
+
+    def __init__(self, encoder: ConformerEncoder) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, audio_signal: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+        padded_BMT = nn.functional.pad(audio_signal, (0, self.encoder.subsampling_factor))
+        encoded_BDS, encoded_len = self.encoder(audio_signal=padded_BMT, length=length)
+        return encoded_BDS[:, :, :-1], encoded_len
+
+
+def export_onnx(model: EncDecMaskedTokenPredModel, path: Path) -> float:
+    """Write the graph and return its largest difference from the model, as onnxruntime computes it.
+
+    Above 2 GB the weights stand in a second file, `path` with `.data` added. Nothing is kept if the check fails.
+    """
+    _need_onnx()
+    encoder, num_mels = _Encoder(model.encoder).eval(), model.cfg.encoder.feat_in
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        _write_graph(encoder, num_mels, Path(folder) / path.name)
+        difference = _largest_difference(model.encoder, num_mels, Path(folder) / path.name)
+        if not difference <= TOLERANCE:
+            raise RuntimeError(f"{path}: the graph differs from the model by {difference:.2g}; not kept.")
+        for part in sorted(Path(folder).iterdir()):
+            part.replace(path.parent / part.name)
+    return difference
+
+
+def _write_graph(encoder: _Encoder, num_mels: int, path: Path) -> None:
+    batch, frames = torch.export.Dim("batch"), torch.export.Dim("frames")
+    with warnings.catch_warnings(), _less_said("torch.onnx", "onnxscript", "onnx_ir"):
+        warnings.simplefilter("ignore")  # of torch's own exporter, about its own parts
+        program = torch.onnx.export(
+            encoder,
+            _example(num_mels, *_TRACED_SHAPE),
+            dynamo=True,
+            input_names=list(INPUTS),
+            output_names=list(OUTPUTS),
+            dynamic_shapes={"audio_signal": {0: batch, 2: frames}, "length": {0: batch}},
+            opset_version=OPSET,
+            verbose=False,
+        )
+        assert program is not None
+        program.save(str(path))
+
+
+def _largest_difference(encoder: ConformerEncoder, num_mels: int, path: Path) -> float:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    largest = 0.0
+    for shape in CHECKED_SHAPES:
+        inputs = _example(num_mels, *shape)
+        with torch.no_grad():
+            encoded_BDS, encoded_len = encoder(*inputs)
+        given = {name: tensor.numpy() for name, tensor in zip(INPUTS, inputs, strict=True)}
+        graph_BDS, graph_len = session.run(list(OUTPUTS), given)
+        if graph_BDS.shape != tuple(encoded_BDS.shape) or not np.array_equal(graph_len, encoded_len.numpy()):
+            return math.inf
+        for row, frames in enumerate(graph_len.tolist()):
+            difference = np.abs(graph_BDS[row, :, :frames] - encoded_BDS[row, :, :frames].numpy())
+            largest = max(largest, float(difference.max()))
+    return largest
+
+
+def _example(num_mels: int, batch: int, frames: int) -> tuple[Tensor, Tensor]:
+    """Noise of all lengths between a half and all of `frames`."""
+    mels_BMT = torch.randn(batch, num_mels, frames, generator=torch.Generator().manual_seed(frames))
+    return mels_BMT, torch.linspace(frames, frames // 2 + 1, batch).long()
+
+
+@contextlib.contextmanager
+def _less_said(*loggers: str) -> Iterator[None]:
+    """Only errors of these loggers, for a while."""
+    levels = {name: logging.getLogger(name).level for name in loggers}
+    for name in loggers:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+
+
+def _need_onnx() -> None:
+    try:
+        import onnxruntime
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise ValueError("--format onnx: needs onnxscript and onnxruntime. Install nest-ssl[onnx].") from error
+    onnxruntime.set_default_logger_severity(3)

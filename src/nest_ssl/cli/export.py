@@ -1,0 +1,32 @@
+"""`nest-ssl export`: a checkpoint in the formats of others."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class ExportFormat(str, Enum):
+    huggingface = "huggingface"
+    nemo = "nemo"
+    safetensors = "safetensors"
+    onnx = "onnx"
+
+
+def export(
+    checkpoint: Annotated[
+        str, typer.Argument(metavar="CHECKPOINT", help="A .nemo, .ckpt or .safetensors file, or a name of the hub.")
+    ],
+    output: Annotated[Path, typer.Argument(metavar="OUT", help="A folder for huggingface, else a file.")],
+    format: Annotated[
+        ExportFormat, typer.Option(help="huggingface and onnx: the encoder. nemo and safetensors: the whole model.")
+    ] = ExportFormat.huggingface,
+) -> None:
+    """Write a model for transformers, NeMo, safetensors or ONNX; what a format cannot express is refused by name."""
+    from nest_ssl.checkpoint.export import export_checkpoint
+
+    for path, words in export_checkpoint(checkpoint, output, format.value).files:
+        print(f"{path}: {words}")

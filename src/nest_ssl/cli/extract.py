@@ -1,0 +1,116 @@
+"""`nest-ssl extract`: features of a pre-trained encoder, for every utterance of an input."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nest_ssl.cli.console import quiet
+from nest_ssl.cli.progress import show_progress
+
+if TYPE_CHECKING:
+    from nest_ssl.evaluation.extract import Extracted
+
+MAX_NAMED = 10
+
+
+class Aggregation(str, Enum):
+    none = "none"
+    cat = "cat"
+    sum = "sum"
+    mean = "mean"
+    weighted = "weighted"
+
+
+class FeatureFormat(str, Enum):
+    npy = "npy"
+    safetensors = "safetensors"
+    shards = "shards"
+
+
+class Precision(str, Enum):
+    auto = "auto"
+    fp32 = "fp32"
+    bf16 = "bf16"
+
+
+class Dtype(str, Enum):
+    float32 = "float32"
+    float16 = "float16"
+
+
+def extract(
+    checkpoint: Annotated[
+        str, typer.Argument(metavar="CHECKPOINT", help="A .nemo, .ckpt or .safetensors file, or a name of the hub.")
+    ],
+    source: Annotated[
+        Path, typer.Argument(metavar="INPUT", help="A manifest, a folder, a list of paths, or one audio file.")
+    ],
+    output: Annotated[Path, typer.Argument(metavar="OUT", help="Folder for the features and their manifest.")],
+    layers: Annotated[str, typer.Option(help="all, last, or numbers such as 0,5,11; 0 is the first layer.")] = "all",
+    aggregation: Annotated[Aggregation, typer.Option(help="How the layers become one.")] = Aggregation.none,
+    weights: Annotated[
+        str | None, typer.Option(help="For weighted: numbers such as 0.2,0.8, or results.json of a probe.")
+    ] = None,
+    format: Annotated[
+        FeatureFormat, typer.Option(help="A .npy or .safetensors file per utterance, or shards of many.")
+    ] = FeatureFormat.npy,
+    dtype: Annotated[Dtype, typer.Option(help="float16 takes half the room.")] = Dtype.float32,
+    shard_mb: Annotated[float, typer.Option(help="Size of a shard.")] = 256.0,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: a GPU where there is one.")] = None,
+    precision: Annotated[Precision, typer.Option(help="auto: bf16 on a GPU, fp32 on a CPU.")] = Precision.auto,
+    batch_seconds: Annotated[
+        float | None, typer.Option(help="Seconds of audio per batch; it changes speed and memory, not the features.")
+    ] = None,
+    max_duration: Annotated[float, typer.Option(help="Longer utterances, in seconds, are named and left out.")] = 600.0,
+    workers: Annotated[int, typer.Option(min=1, help="Threads that read and write.")] = 4,
+) -> None:
+    """Features of chosen layers: a file per utterance or shards, and their manifest. The same command goes on."""
+    from nest_ssl.evaluation.extract import ExtractOptions, extract_features
+    from nest_ssl.evaluation.features import FeatureExtractor
+
+    options = ExtractOptions(format.value, dtype.value, batch_seconds, max_duration, shard_mb, workers)
+    extractor = FeatureExtractor(
+        checkpoint, layers, aggregation.value, read_weights(weights), device=device, precision=precision.value
+    )
+    start = time.monotonic()
+    with show_progress("extract", "utterances") as show, quiet("nest_ssl.data.manifest"):
+        result = extract_features(extractor, source, output, options, show)
+    print_result(output, result, time.monotonic() - start)
+    if result.bad:
+        raise typer.Exit(1)
+
+
+def read_weights(text: str | None) -> list[float] | None:
+    """Numbers, or `layer_weights` of the results of `nest-ssl probe`."""
+    if text is None:
+        return None
+    if text.endswith(".json"):
+        try:
+            return [float(weight) for weight in json.loads(Path(text).read_text())["layer_weights"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"--weights {text}: holds no 'layer_weights', as nest-ssl probe writes them.") from error
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"--weights {text}: not numbers such as 0.2,0.8, and not a .json file.") from None
+
+
+def print_result(output: Path, result: Extracted, wall_s: float) -> None:
+    from nest_ssl.evaluation.extract import BAD, INDEX
+
+    speed = f", {result.audio_s / wall_s:,.0f} × real time" if result.num_new else ""
+    print(f"{output / INDEX}: {result.num_new:,} utterances in {wall_s:.1f} s{speed}; {result.num_kept:,} were there")
+    if not result.bad:
+        return
+    print(f"{output / BAD}: {len(result.bad):,} without features, with the reasons", file=sys.stderr)
+    for file in result.bad[:MAX_NAMED]:
+        print(f"  {file.path}: {file.reason}", file=sys.stderr)
+    if len(result.bad) > MAX_NAMED:
+        print(f"  … and {len(result.bad) - MAX_NAMED:,} more", file=sys.stderr)

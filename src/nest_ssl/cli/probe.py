@@ -1,0 +1,76 @@
+"""`nest-ssl probe`: what an encoder knows about a label, beside log-mel statistics and random weights."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nest_ssl.cli.console import make_console, make_table, quiet
+from nest_ssl.cli.progress import show_progress
+
+if TYPE_CHECKING:
+    from nest_ssl.evaluation.probe import ProbeResult
+
+
+class Head(str, Enum):
+    linear = "linear"
+    attentive = "attentive"
+
+
+def probe(
+    checkpoint: Annotated[
+        str, typer.Argument(metavar="CHECKPOINT", help="A .nemo, .ckpt or .safetensors file, or a name of the hub.")
+    ],
+    train: Annotated[str, typer.Option(metavar="MANIFEST", help="Utterances to learn from.")],
+    test: Annotated[str, typer.Option(metavar="MANIFEST", help="Utterances to test on.")],
+    label: Annotated[str, typer.Option(metavar="KEY", help="Key of the manifests that holds the label.")],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Folder for results.json and the pictures.")],
+    layers: Annotated[str, typer.Option(help="all, last, or numbers such as 0,5,11.")] = "all",
+    head: Annotated[
+        Head | None, typer.Option(help="linear on mean and std over time, or attentive statistics. Default: linear.")
+    ] = None,
+    finetune: Annotated[
+        bool, typer.Option("--finetune", help="Train the encoder too, with an attentive head.")
+    ] = False,
+    snr: Annotated[float | None, typer.Option(help="Add noise to the test audio at this ratio, in dB.")] = None,
+    noise: Annotated[str | None, typer.Option(metavar="MANIFEST", help="Where that noise comes from.")] = None,
+    labels_per_class: Annotated[int | None, typer.Option(min=1, help="Learn from this many of each class.")] = None,
+    epochs: Annotated[int, typer.Option(min=1, help="Attentive head: passes over the training set.")] = 20,
+    lr: Annotated[float, typer.Option(help="Attentive head: its learning rate.")] = 1e-3,
+    encoder_lr: Annotated[float, typer.Option(help="--finetune: the encoder's learning rate.")] = 1e-4,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: a GPU where there is one.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of noise, choice of labels, random weights and resampling.")] = 0,
+) -> None:
+    """Train a small classifier on frozen features; compare it with log-mel statistics and with random weights."""
+    from nest_ssl.evaluation.probe import ProbeOptions, write_results
+    from nest_ssl.evaluation.probe import probe as run_probe
+    from nest_ssl.evaluation.probe_attentive import TrainingOptions
+
+    chosen = head.value if head is not None else "attentive" if finetune else "linear"
+    training = TrainingOptions(finetune=finetune, epochs=epochs, lr=lr, encoder_lr=encoder_lr)
+    options = ProbeOptions(label, layers, chosen, snr, noise, labels_per_class, training, seed)
+    unit = "utterances" if chosen == "linear" else "steps"
+    with show_progress("probe", unit) as show, quiet("nest_ssl.data.manifest"):
+        result = run_probe(checkpoint, train, test, options, device=device, report=show)
+    write_results(result, options, output, {"checkpoint": checkpoint, "train": train, "test": test})
+    print_result(result, options.label)
+    print(f"{output}: results.json, layer_weights.svg, confusion.svg")
+
+
+def print_result(result: ProbeResult, label: str) -> None:
+    console = make_console()
+    console.print(
+        f"{label}: {len(result.classes)} classes, {result.num_train:,} utterances to learn from, "
+        f"{result.num_test:,} to test on; always the most frequent class: {result.most_frequent:.3f}",
+        highlight=False,
+    )
+    table = make_table(["system"], ["accuracy", "95 % interval", "encoder is better by", "95 % interval"])
+    for system, score in result.scores.items():
+        row = [system, f"{score.accuracy:.3f}", f"{score.low:.3f} to {score.high:.3f}"]
+        gap = result.differences.get(system)
+        row += ["", ""] if gap is None else [f"{gap.accuracy:+.3f}", f"{gap.low:+.3f} to {gap.high:+.3f}"]
+        table.add_row(*row)
+    console.print(table)

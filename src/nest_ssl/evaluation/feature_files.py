@@ -1,0 +1,174 @@
+"""Where features are kept: a file per utterance, or shards. What stands there is whole."""
+
+from __future__ import annotations
+
+import io
+import json
+import struct
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nest_ssl.files import replacing
+
+Features = NDArray[np.float32] | NDArray[np.float16]
+
+FORMATS = ("npy", "safetensors", "shards")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One utterance's features, by their place below the output folder."""
+
+    path: str
+    name: str | None
+    """Inside a safetensors file; None for npy."""
+    shape: tuple[int, ...]
+
+
+class FeatureStore(ABC):
+    """A folder of features by key."""
+
+    concurrent: bool
+    """`write` may be called from several threads at once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @abstractmethod
+    def find(self, key: str) -> Stored | None:
+        """What is stored under this key."""
+
+    @abstractmethod
+    def write(self, key: str, features: Features) -> None: ...
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Everything that was written is on disk after this."""
+
+
+class FileStore(FeatureStore):
+    """`features/ab/ab12cd-name.npy` or `.safetensors`: one file per utterance, in up to 256 folders."""
+
+    concurrent = True
+
+    def __init__(self, folder: Path, suffix: str) -> None:
+        super().__init__(folder)
+        self.suffix = suffix
+
+    def _path(self, key: str) -> Path:
+        return Path("features") / key[:2] / f"{key}{self.suffix}"
+
+    def find(self, key: str) -> Stored | None:
+        path = self._path(key)
+        try:
+            with (self.folder / path).open("rb") as file:
+                if self.suffix == ".npy":
+                    return Stored(path.as_posix(), None, _npy_shape(file))
+                return Stored(path.as_posix(), "features", _safetensors_shapes(file)["features"])
+        except FileNotFoundError:
+            return None
+
+    def write(self, key: str, features: Features) -> None:
+        path = self.folder / self._path(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as file:
+            if self.suffix == ".npy":
+                np.save(file, features)
+            else:
+                file.write(_safetensors_bytes({"features": features}))
+
+    def flush(self) -> None:
+        """Every file is there as soon as it is written."""
+
+
+class ShardStore(FeatureStore):
+    """`shard-00000.safetensors` …: many utterances per file, each under its key."""
+
+    concurrent = False
+
+    def __init__(self, folder: Path, shard_bytes: int) -> None:
+        super().__init__(folder)
+        self.shard_bytes = shard_bytes
+        self._waiting: dict[str, Features] = {}
+        self._waiting_bytes = 0
+        self._stored: dict[str, Stored] = {}
+        self._num_shards = 0
+        while (path := folder / self._name()).exists():
+            with path.open("rb") as file:
+                self._remember(_safetensors_shapes(file))
+
+    def _name(self) -> str:
+        return f"shard-{self._num_shards:05d}.safetensors"
+
+    def _remember(self, shapes: dict[str, tuple[int, ...]]) -> None:
+        self._stored |= {key: Stored(self._name(), key, shape) for key, shape in shapes.items()}
+        self._num_shards += 1
+
+    def find(self, key: str) -> Stored | None:
+        return self._stored.get(key)
+
+    def write(self, key: str, features: Features) -> None:
+        self._waiting[key] = features
+        self._waiting_bytes += features.nbytes
+        if self._waiting_bytes >= self.shard_bytes:
+            self.flush()
+
+    def flush(self) -> None:
+        if not self._waiting:
+            return
+        with replacing(self.folder / self._name()) as file:
+            file.write(_safetensors_bytes(self._waiting))
+        self._remember({key: features.shape for key, features in self._waiting.items()})
+        self._waiting, self._waiting_bytes = {}, 0
+
+
+def open_store(folder: Path, kind: str, shard_bytes: int) -> FeatureStore:
+    """The store of a folder; what it holds already is found."""
+    if kind not in FORMATS:
+        raise ValueError(f"format: {kind!r} is not one of {', '.join(FORMATS)}.")
+    if kind != "npy":
+        _need_safetensors(kind)
+    return ShardStore(folder, shard_bytes) if kind == "shards" else FileStore(folder, f".{kind}")
+
+
+def read_features(folder: str | Path, entry: dict[str, object]) -> Features:
+    """The features of one line of `manifest.jsonl` in an output folder of `nest-ssl extract`."""
+    path = Path(folder) / str(entry["feature_filepath"])
+    if path.suffix == ".npy":
+        features: Features = np.load(path)
+        return features
+    from safetensors import safe_open
+
+    with safe_open(path, framework="numpy") as file:
+        tensor: Features = file.get_tensor(str(entry["feature_name"]))
+        return tensor
+
+
+def _npy_shape(file: io.BufferedReader) -> tuple[int, ...]:
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    return tuple(read(file)[0])
+
+
+def _safetensors_shapes(file: io.BufferedReader) -> dict[str, tuple[int, ...]]:
+    """From the header alone: 8 bytes of its length, then JSON."""
+    (size,) = struct.unpack("<Q", file.read(8))
+    header = json.loads(file.read(size))
+    return {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
+
+
+def _safetensors_bytes(tensors: dict[str, Features]) -> bytes:
+    from safetensors.numpy import save
+
+    return save({name: np.ascontiguousarray(features) for name, features in tensors.items()})
+
+
+def _need_safetensors(kind: str) -> None:
+    try:
+        import safetensors  # noqa: F401
+    except ImportError as error:
+        raise ValueError(f"format {kind}: needs safetensors. Install nest-ssl[hf], or use npy.") from error

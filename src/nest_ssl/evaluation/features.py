@@ -1,0 +1,196 @@
+"""Features of chosen layers of a pre-trained encoder, as NeMo numbers and lays them out.
+
+B batch, N samples, M mel bands, T mel frames, L layers, D width, S encoder frames.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nest_ssl.audio import read_audio
+from nest_ssl.audio.mixing import Samples
+from nest_ssl.checkpoint import load
+from nest_ssl.model import EncDecMaskedTokenPredModel
+from nest_ssl.modules import ConformerEncoder
+
+AGGREGATIONS = ("none", "cat", "sum", "mean", "weighted")
+PRECISIONS = ("auto", "fp32", "bf16")
+
+Layers = str | int | Sequence[int]
+
+
+class FeatureExtractor:
+    """What layers of an encoder say about audio, in eval mode.
+
+    `FeatureExtractor("nest.nemo", layers="all")("speech.wav")` is a float32 tensor (L, D, S): layer 0 is the first
+    conformer layer, the last one the encoder's output, and S counts frames of 80 ms (for a subsampling of 8). With an
+    aggregation the layers become one: (L·D, S) for `cat`, (D, S) for `sum`, `mean` and `weighted`.
+    """
+
+    def __init__(
+        self,
+        checkpoint: str | Path | EncDecMaskedTokenPredModel,
+        layers: Layers = "all",
+        aggregation: str = "none",
+        weights: Sequence[float] | None = None,
+        *,
+        device: str | torch.device | None = None,
+        precision: str = "auto",
+    ) -> None:
+        """`checkpoint` is a file, a name of the hub, or a model, which stays as it is.
+
+        `weights` belong to `weighted`, one for each layer (equal ones by default). `device` is the GPU where there is
+        one; `precision` auto is bf16 on a GPU and fp32 on a CPU.
+        """
+        model = checkpoint if isinstance(checkpoint, EncDecMaskedTokenPredModel) else load(checkpoint)
+        self.layers = parse_layers(layers, model.encoder.n_layers)
+        self.aggregation, self.weights = check_aggregation(aggregation, weights, len(self.layers))
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if precision not in PRECISIONS:
+            raise ValueError(f"precision: {precision!r} is not one of {', '.join(PRECISIONS)}.")
+        self.precision = ("bf16" if self.device.type == "cuda" else "fp32") if precision == "auto" else precision
+        given = model is checkpoint
+        if given and (model.training or model.mask_processor.mask_embedding.device != self.device):
+            model = copy.deepcopy(model)
+        self.model = model.to(self.device).eval()
+
+    @property
+    def sample_rate(self) -> int:
+        return self.model.cfg.preprocessor.sample_rate
+
+    @property
+    def frames_per_s(self) -> float:
+        mels_per_s = self.sample_rate / self.model.cfg.preprocessor.num_stride_samples
+        return mels_per_s / self.model.cfg.encoder.subsampling_factor
+
+    def __call__(self, audio: str | Path | Samples | Tensor) -> Tensor:
+        """Features of one file, or of one waveform (N,) of the model's sample rate, on the CPU."""
+        if isinstance(audio, (str, Path)):
+            audio = read_audio(audio, sample_rate=self.sample_rate)
+        return self.batch([audio])[0]
+
+    @torch.inference_mode()
+    def batch(self, waveforms: Sequence[Samples | Tensor]) -> list[Tensor]:
+        """Features of each of several waveforms (N,), computed together; padding changes nothing."""
+        samples_BN, length = pad_waveforms(waveforms)
+        features_BLDS, num_frames = self.tensors(samples_BN.to(self.device), length.to(self.device))
+        features_BLDS = features_BLDS.cpu()
+        return [row[..., :frames] for row, frames in zip(features_BLDS, num_frames.tolist(), strict=True)]
+
+    @torch.inference_mode()
+    def tensors(self, samples_BN: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
+        """(B, L, D, S) features, (B, D, S) aggregated, and their lengths, on the device."""
+        with _computing_in(self.precision, self.device):
+            mels_BMT, num_mels = self.model.preprocessor(input_signal=samples_BN, length=length)
+            outputs, num_frames = layer_outputs(self.model.encoder, mels_BMT, num_mels, self.layers)
+        return aggregate([x_BDS.float() for x_BDS in outputs], self.aggregation, self.weights), num_frames
+
+
+def layer_outputs(
+    encoder: ConformerEncoder, mels_BMT: Tensor, length: Tensor, layers: Sequence[int]
+) -> tuple[list[Tensor], Tensor]:
+    """(B, D, S) of each of `layers`, and the lengths. Layers above the highest one asked for are not computed."""
+    seen: dict[int, Tensor] = {}
+    hooks = [
+        encoder.layers[index].register_forward_hook(lambda _m, _i, out, index=index: seen.__setitem__(index, out))
+        for index in set(layers)
+    ]
+    try:
+        _, length = first_layers(encoder, max(layers) + 1)(audio_signal=mels_BMT, length=length)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    # A projected encoder (feat_out) projects every layer it shows, as NeMo's does.
+    project = encoder.out_proj if encoder.out_proj is not None else torch.nn.Identity()
+    return [project(seen[index]).transpose(1, 2) for index in layers], length
+
+
+def first_layers(encoder: ConformerEncoder, count: int) -> ConformerEncoder:
+    """An encoder of the first `count` layers of this one, sharing its weights, without its output projection."""
+    short = copy.copy(encoder)
+    short._modules = dict(encoder._modules)
+    short.layers = encoder.layers[:count]
+    short.layer_drop_probs = encoder.layer_drop_probs[:count]
+    short.out_proj = None
+    return short
+
+
+def aggregate(outputs: list[Tensor], how: str, weights: Sequence[float] | None = None) -> Tensor:
+    """(B, L, D, S) for `none`, (B, L·D, S) for `cat`, (B, D, S) for the others, of L tensors (B, D, S)."""
+    if how == "cat":
+        return torch.cat(outputs, dim=1)
+    stacked_BLDS = torch.stack(outputs, dim=1)
+    if how == "sum":
+        return stacked_BLDS.sum(1)
+    if how == "mean":
+        return stacked_BLDS.mean(1)
+    if how == "weighted":
+        assert weights is not None
+        return torch.einsum("blds,l->bds", stacked_BLDS, torch.tensor(weights, device=stacked_BLDS.device))
+    return stacked_BLDS
+
+
+def parse_layers(layers: Layers, num_layers: int) -> list[int]:
+    """Numbers of layers from 'all', 'last', '0,5,11', a number or a sequence; -1 is the last."""
+    if layers == "all":
+        return list(range(num_layers))
+    if layers == "last":
+        return [num_layers - 1]
+    try:
+        numbers = (
+            [int(part) for part in layers.split(",")]
+            if isinstance(layers, str)
+            else [int(layer) for layer in ([layers] if isinstance(layers, int) else layers)]
+        )
+    except ValueError:
+        raise ValueError(f"layers: {layers!r} is not 'all', 'last' or numbers such as 0,5,11.") from None
+    for number in numbers:
+        if not -num_layers <= number < num_layers:
+            raise ValueError(f"layers: there is no layer {number}; the encoder has layers 0 to {num_layers - 1}.")
+    numbers = [number % num_layers for number in numbers]
+    if not numbers or len(set(numbers)) < len(numbers):
+        raise ValueError(f"layers: {layers!r} names {'a layer twice' if numbers else 'no layer'}.")
+    return numbers
+
+
+def check_aggregation(
+    aggregation: str, weights: Sequence[float] | None, num_layers: int
+) -> tuple[str, list[float] | None]:
+    """The aggregation and, for `weighted`, as many weights as layers."""
+    if aggregation not in AGGREGATIONS:
+        raise ValueError(f"aggregation: {aggregation!r} is not one of {', '.join(AGGREGATIONS)}.")
+    if aggregation != "weighted":
+        if weights is not None:
+            raise ValueError(f"weights are given, but the aggregation is '{aggregation}'; use 'weighted'.")
+        return aggregation, None
+    given = [1 / num_layers] * num_layers if weights is None else [float(weight) for weight in weights]
+    if len(given) != num_layers or not np.isfinite(given).all():
+        raise ValueError(f"weights: {len(given)} values for {num_layers} layers; give a finite one for each.")
+    return aggregation, given
+
+
+def pad_waveforms(waveforms: Sequence[Samples | Tensor]) -> tuple[Tensor, Tensor]:
+    """(B, N) float32, zero-padded, and the lengths."""
+    rows = [torch.as_tensor(waveform, dtype=torch.float32) for waveform in waveforms]
+    for row in rows:
+        if row.ndim != 1 or row.numel() == 0:
+            raise ValueError(f"a waveform has shape {tuple(row.shape)}; expected (samples,) with samples in it.")
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), torch.tensor([row.numel() for row in rows])
+
+
+@contextlib.contextmanager
+def _computing_in(precision: str, device: torch.device) -> Iterator[None]:
+    """bf16 by autocast; fp32 means fp32: convolutions of a GPU would round to TF32 by default."""
+    with contextlib.ExitStack() as stack:
+        if precision == "bf16":
+            stack.enter_context(torch.autocast(device.type, dtype=torch.bfloat16))
+        elif device.type == "cuda":
+            stack.enter_context(torch.backends.cudnn.flags(enabled=True, allow_tf32=False))
+        yield
