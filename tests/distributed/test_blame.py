@@ -6,7 +6,7 @@ import pytest
 
 from nest_ssl.distributed import words
 from nest_ssl.distributed.beacon import RankState
-from nest_ssl.distributed.blame import is_suspicious, judge_dead, judge_stalled
+from nest_ssl.distributed.blame import is_suspicious, judge_dead, judge_stalled, with_last_calls
 from nest_ssl.distributed.failure import Failure
 from nest_ssl.distributed.stages import InitPart, Stage, validation_part
 from tests.distributed.facts import FLOOR_S, calls, row, worker
@@ -171,6 +171,15 @@ def test_a_rank_that_has_finished_is_missing_where_the_others_wait() -> None:
     assert verdict is not None
     assert (verdict.kind, verdict.ranks) == ("left-early", [1])
     assert "missing at collective #2 all_reduce of [9]" in words.cause(verdict)
+
+
+def test_a_rank_that_finished_and_left_is_blamed_for_the_connection_that_the_others_lost() -> None:
+    rows = [row(0, Stage.ENCODER, state=RankState.FAILED), row(1, Stage.END, state=RankState.FINISHED, process="")]
+    verdict = judge_dead(rows, {0: failure(0, "Connection closed by peer")})
+    assert verdict is not None
+    assert (verdict.kind, verdict.ranks) == ("left-early", [1])
+    verdict = with_last_calls(verdict, {0: calls(5, 1)})
+    assert "missing at collective #2 all_reduce of [1]" in words.cause(verdict)
 
 
 def test_without_collectives_the_minority_place_is_blamed() -> None:

@@ -62,7 +62,7 @@ def test_row_19_a_port_in_use_is_said_at_once(lab: Lab) -> None:
 
 @pytest.mark.faults
 def test_row_20_a_rank_that_never_joins(lab: Lab) -> None:
-    init_s = 8.0
+    init_s = 8 * noise_s()  # imports take 5 s, and longer on a busy machine
     run = lab.start("joins_late 1 0", more=(f"watchdog.init_s={init_s}",)).wait()
     incident = check_named(run, ranks=[1], stage="init", within_s=init_s + 6)  # rank 0 has to get there first
     assert incident["kind"] == "never-joined"

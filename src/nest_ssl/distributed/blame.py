@@ -60,10 +60,23 @@ def judge_dead(rows: Sequence[RankRow], failures: Mapping[int, Failure]) -> Verd
     if died:
         return Verdict("died", died, waiting=[row for row in rows if not row.is_gone])
     lost = [f for f in failures.values() if f.rank in by_rank]
+    left = [row for row in rows if row.state in (RankState.FINISHED, RankState.STOPPED)]
+    if lost and left:  # the connection was lost because the other end had no more to do
+        return Verdict("left-early", left, waiting=[by_rank[failure.rank] for failure in lost])
     if lost:
         failure = min(lost, key=lambda failure: failure.monotonic_ns)
         return Verdict("failed", [by_rank[failure.rank]], failure=failure)
     return None
+
+
+def with_last_calls(verdict: Verdict, flights: Mapping[int, Flight]) -> Verdict:
+    """The verdict with the collectives at which ranks that lost the connection had waited.
+
+    Once the connection is lost, a call that never came back counts as over: the last one is meant.
+    """
+    waiting = {row.rank for row in verdict.waiting}
+    calls = {rank: call for rank, flight in flights.items() if rank in waiting and (call := last_call(flight))}
+    return replace(verdict, calls=calls, parting=Parting("missing", verdict.ranks, calls))
 
 
 def judge_abort(verdict: Verdict, rows: Sequence[RankRow], flights: Mapping[int, Flight]) -> Verdict:

@@ -17,7 +17,14 @@ from typing import Any
 
 from nest_ssl.distributed import words
 from nest_ssl.distributed.beacon import NO_STEP, RankState
-from nest_ssl.distributed.blame import Verdict, is_suspicious, judge_abort, judge_dead, judge_stalled
+from nest_ssl.distributed.blame import (
+    Verdict,
+    is_suspicious,
+    judge_abort,
+    judge_dead,
+    judge_stalled,
+    with_last_calls,
+)
 from nest_ssl.distributed.exchange import Follower, Leader, Told
 from nest_ssl.distributed.exit_codes import NEEDS_A_PERSON, RESUMABLE
 from nest_ssl.distributed.flight import Flight
@@ -71,8 +78,11 @@ class Monitor:
         """One look; an exit code when the job is over."""
         dead = self._dead(rows)
         if dead is not None:
-            aborted = dead.kind == "died" and dead.row.exit_status == -signal.SIGABRT
-            return self._end(judge_abort(dead, rows, self._flights(rows)) if aborted else dead, rows)
+            if dead.kind == "died" and dead.row.exit_status == -signal.SIGABRT:
+                dead = judge_abort(dead, rows, self._flights(rows))
+            elif dead.kind == "left-early":
+                dead = with_last_calls(dead, self._flights(rows))
+            return self._end(dead, rows)
         if self._dead_since is None and self.settings.judges:
             if is_suspicious(rows, self.settings.floor_s):
                 verdict = judge_stalled(rows, self._flights(rows), self.settings.floor_s)

@@ -29,19 +29,20 @@ def signal_name(number: int) -> str:
 
 def headline(verdict: Verdict) -> str:
     who = ranks_text(verdict.ranks)
+    many = len(verdict.ranks) > 1
     what = {
         "died": "died",
         "failed": "failed",
         "out-of-memory": "ran out of memory",
         "worker-died": "lost a loader process",
-        "stopped": "was stopped by a signal",
+        "stopped": "were stopped by a signal" if many else "was stopped by a signal",
         "worker-stopped": "waits for a loader process that was stopped",
         "file": "waits for a file",
         "never-joined": "never joined",
         "left-early": "left before the others",
         "diverged": "called another collective than the others",
         "unfinished": "called the same collective, and it does not end",
-    }.get(verdict.kind, "stands still")
+    }.get(verdict.kind, "stand still" if many else "stands still")
     return f"{who} {what}"
 
 
