@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import shutil
 import time
 from pathlib import Path
@@ -23,6 +25,9 @@ from nest_ssl.training.nonfinite import check_finite_weights
 
 log = logging.getLogger(__name__)
 
+ASK_EVERY_N_STEPS = 10
+"""With `train_time_interval`, several ranks ask rank 0 for the time this often."""
+
 
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Checkpoints that appear whole or not at all, and only with finite weights."""
@@ -40,7 +45,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 def _why(error: Exception, folder: Path) -> str:
     free_mb = shutil.disk_usage(folder).free / 1e6
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
+    if isinstance(error, OSError) and error.strerror:
+        reason = error.strerror
+    elif free_mb < 1:  # torch's zip writer notices a full disk by its position in the file alone
+        reason = os.strerror(errno.ENOSPC)
+    else:
+        reason = str(error).splitlines()[0]
     return f"{reason}; {free_mb:.0f} MB are free. Earlier checkpoints are intact; the same command goes on from them."
 
 
@@ -105,7 +115,7 @@ class LatestCheckpoint(Checkpoint):
             return True
         if self.every_n_steps and step % self.every_n_steps == 0:
             return True
-        if self.every_s is None:
+        if self.every_s is None or (trainer.world_size > 1 and step % ASK_EVERY_N_STEPS):
             return False
         # The clocks of the ranks differ, and saving is done by all of them.
         return trainer.strategy.broadcast(time.monotonic() - self._saved_at_s >= self.every_s)
