@@ -51,6 +51,8 @@ def allow_inspection() -> None:
 
 def process_state(pid: int) -> str:
     """A letter of PROCESS_STATES; empty when there is no such process."""
+    if sys.platform == "win32":
+        return "S"  # os.kill(pid, 0) would be Ctrl-C there: nobody is taken for dead
     if not IS_LINUX:
         try:
             os.kill(pid, 0)

@@ -76,6 +76,7 @@ def _quiet_lightning() -> None:
         ".*Found .* module.* in eval mode",
         ".*Checkpoint directory .* exists and is not empty",  # so it does whenever a run is resumed
         ".*your dataloader is not resumable",  # it is: checkpoints hold the position in the plan
+        "Grad strides do not match bucket view strides",  # of a convolution, on CPU ranks: a copy more
         ".*is smaller than the logging interval",  # every step counts across epochs here
         ".*It is recommended to use .*sync_dist=True",  # of training, rank 0 logs its own share
         ".*Total length of `list` across ranks is zero",  # no validation set
