@@ -204,8 +204,8 @@ def _utterance(
     voice = random_voice(np.random.default_rng((config.seed, part_number, 0, number)))
     rng = np.random.default_rng((config.seed, part_number, 1, index))
     duration_s = config.duration * rng.uniform(0.75, 1.25)
-    samples = say(voice, duration_s, config.sample_rate, voices, rng)
-    return samples, {"speaker": f"{part}_{number:04d}", "lang": voice.language}
+    samples, text = say(voice, duration_s, config.sample_rate, voices, rng)
+    return samples, {"speaker": f"{part}_{number:04d}", "lang": voice.language, "text": text}
 
 
 def _noise(config: DemoConfig, index: int) -> tuple[npt.NDArray[np.float64], dict[str, Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -123,14 +124,23 @@ def speak_nanotts(text: str, voice: Voice) -> Samples:
 
 def say(
     voice: Voice, duration_s: float, sample_rate: int, synthesizer: Synthesizer, rng: np.random.Generator
-) -> Samples:
-    """`duration_s` of random speech, cut off where it is over; shorter if the voice was done before."""
+) -> tuple[Samples, str]:
+    """`duration_s` of random speech, cut off where it is over or shorter if the voice was done before; and its words."""
     text = random_text(voice.language, round(duration_s * voice.tempo * LETTERS_PER_S), rng)
     speech: Samples = trimmed(synthesizer.speak(text, voice))
     speech = soxr.resample(speech, SYNTHESIS_RATE_HZ * voice.tract, sample_rate)
-    speech = with_fades(speech[: round(duration_s * sample_rate)], round(0.01 * sample_rate))
+    kept = speech[: round(duration_s * sample_rate)]
+    text = words_before(text, len(kept) / max(len(speech), 1))
+    speech = with_fades(kept, round(0.01 * sample_rate))
     speech = at_level(speech, voice.level_db)
-    return speech + 10 ** (-65 / 20) * rng.standard_normal(len(speech))  # no microphone is silent
+    return speech + 10 ** (-65 / 20) * rng.standard_normal(len(speech)), text  # no microphone is silent
+
+
+def words_before(text: str, share: float) -> str:
+    """The words that end before this share of the letters: what is heard of a text that is cut off, nearly."""
+    end = share * len(text)
+    places = (match.end() for match in re.finditer(r"\S+", text))
+    return text[: max((place for place in places if place <= end + 0.5), default=0)]
 
 
 def trimmed(samples: Samples) -> Samples:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from nest_ssl.checkpoint import load
 from nest_ssl.evaluation.features import FeatureExtractor, Layers, pad_waveforms
+from nest_ssl.evaluation.log_mel_baseline import LogMelStatistics
 from nest_ssl.evaluation.probe_attentive import Classifier, TrainingOptions, classify, train_classifier
 from nest_ssl.evaluation.probe_charts import write_confusion, write_layer_weights
 from nest_ssl.evaluation.probe_data import (
@@ -35,7 +36,6 @@ from nest_ssl.evaluation.probe_linear import fit_linear, statistics
 from nest_ssl.evaluation.probe_scores import Score, confusion, difference, score
 from nest_ssl.files import replacing
 from nest_ssl.model import EncDecMaskedTokenPredModel
-from nest_ssl.modules import AudioToMelSpectrogramPreprocessor
 
 HEADS = ("linear", "attentive")
 ENCODER, LOG_MEL, RANDOM = SYSTEMS = ("encoder", "log_mel", "random_encoder")
@@ -192,10 +192,8 @@ def _attentive_systems(
     return predicted, weights
 
 
-def _log_mels(extractor: FeatureExtractor) -> AudioToMelSpectrogramPreprocessor:
-    """The model's log-mels without their normalisation, whose means and stds over time are the baseline."""
-    settings = vars(extractor.model.cfg.preprocessor) | {"normalize": None, "dither": 0.0, "log": True}
-    return AudioToMelSpectrogramPreprocessor(**settings).eval().to(extractor.device)
+def _log_mels(extractor: FeatureExtractor) -> LogMelStatistics:
+    return LogMelStatistics(extractor.model.cfg.preprocessor).eval().to(extractor.device)
 
 
 @torch.inference_mode()
@@ -204,7 +202,7 @@ def _pooled(
     noise: Noise | None,
     extractor: FeatureExtractor,
     untrained: FeatureExtractor,
-    log_mels: AudioToMelSpectrogramPreprocessor,
+    log_mels: LogMelStatistics,
     report: Callable[[int], None],
 ) -> dict[str, Tensor]:
     """(N, L, F) statistics over time of each system."""
@@ -217,7 +215,7 @@ def _pooled(
             num_layers = features_BLDS.shape[1]
             stacked = statistics(features_BLDS.flatten(0, 1), num_frames.repeat_interleave(num_layers))
             rows[system].append(stacked.unflatten(0, (-1, num_layers)))
-        rows[LOG_MEL].append(statistics(*log_mels(input_signal=samples_BN, length=length))[:, None])
+        rows[LOG_MEL].append(log_mels(samples_BN, length)[:, None])
         order += indices
         report(len(order))
     places = torch.tensor(order, device=extractor.device).argsort()
@@ -229,13 +227,13 @@ def _pooled(
 def _log_mel_statistics(
     examples: list[Example],
     noise: Noise | None,
-    log_mels: AudioToMelSpectrogramPreprocessor,
+    log_mels: LogMelStatistics,
     extractor: FeatureExtractor,
 ) -> Tensor:
     rows, order = [], []
     for indices, waveforms in read_batches(examples, length_sorted(examples, BATCH_S), extractor.sample_rate, noise):
         samples_BN, length = (tensor.to(extractor.device) for tensor in pad_waveforms(waveforms))
-        rows.append(statistics(*log_mels(input_signal=samples_BN, length=length))[:, None])
+        rows.append(log_mels(samples_BN, length)[:, None])
         order += indices
     return torch.cat(rows)[torch.tensor(order, device=extractor.device).argsort()]
 

@@ -9,7 +9,16 @@ import pytest
 from nest_ssl.data.demo_formants import PHONES, phones_of, speak_formants
 from nest_ssl.data.demo_noises import NOISES, coloured
 from nest_ssl.data.demo_texts import LANGUAGES, WORDS, random_text
-from nest_ssl.data.demo_voices import Voice, at_level, find_synthesizer, random_voice, say, speak_nanotts, with_fades
+from nest_ssl.data.demo_voices import (
+    Voice,
+    at_level,
+    find_synthesizer,
+    random_voice,
+    say,
+    speak_nanotts,
+    with_fades,
+    words_before,
+)
 
 VOICE = Voice("en-US", tract=1.0, pitch=1.0, tempo=1.0, level_db=-25.0)
 
@@ -58,7 +67,7 @@ def test_a_faster_tempo_is_shorter() -> None:
 def test_a_longer_tract_lowers_all_frequencies_and_keeps_pitch_and_length() -> None:
     synthesizer = find_synthesizer("formants")
     small, large = (
-        say(Voice("en-US", tract, 1.0, 1.0, -25), 3.0, 16_000, synthesizer, rng()) for tract in (1.18, 0.82)
+        say(Voice("en-US", tract, 1.0, 1.0, -25), 3.0, 16_000, synthesizer, rng())[0] for tract in (1.18, 0.82)
     )
     assert len(small) == pytest.approx(len(large), rel=0.05)
 
@@ -71,7 +80,7 @@ def test_a_longer_tract_lowers_all_frequencies_and_keeps_pitch_and_length() -> N
 
 @pytest.mark.parametrize("sample_rate", [8_000, 16_000, 44_100])
 def test_speech_has_the_length_and_level_asked_for(sample_rate: int) -> None:
-    speech = say(VOICE, 2.0, sample_rate, find_synthesizer("formants"), rng())
+    speech, _ = say(VOICE, 2.0, sample_rate, find_synthesizer("formants"), rng())
     assert len(speech) == 2 * sample_rate
     assert 20 * np.log10(np.sqrt(np.mean(speech**2))) == pytest.approx(-25, abs=0.1)
 
@@ -146,3 +155,8 @@ def test_what_nanotts_cannot_say_is_named_with_a_way_out() -> None:
     pytest.importorskip("py_nanotts")
     with pytest.raises(RuntimeError, match="py-nanotts: .* Give '--synthesizer formants'"):
         speak_nanotts("Hello.", Voice("xx-XX", 1.0, 1.0, 1.0, -25))
+
+
+def test_the_text_of_speech_that_is_cut_off_ends_with_its_last_whole_word() -> None:
+    text = "One two three."
+    assert [words_before(text, share) for share in (1.0, 0.6, 0.5, 0.1)] == [text, "One two", "One two", ""]

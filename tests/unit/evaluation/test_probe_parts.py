@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from nest_ssl.audio.mixing import power
+from nest_ssl.config.model import PreprocessorConfig
+from nest_ssl.evaluation.log_mel_baseline import LogMelStatistics
 from nest_ssl.evaluation.probe_attentive import AttentiveHead, AttentiveStatistics
 from nest_ssl.evaluation.probe_charts import write_confusion, write_layer_weights
 from nest_ssl.evaluation.probe_data import (
@@ -22,7 +24,7 @@ from nest_ssl.evaluation.probe_data import (
 )
 from nest_ssl.evaluation.probe_linear import fit_linear, statistics
 from nest_ssl.evaluation.probe_scores import confusion, difference, score
-from tests.unit.evaluation.speech_like import RATE, write_corpus
+from tests.unit.evaluation.speech_like import RATE, tone, write_corpus
 
 DURATIONS_S = [0.4, 0.9, 0.6, 1.2, 0.5, 0.7]
 
@@ -171,3 +173,13 @@ def test_pictures_are_well_formed_and_name_what_they_show(tmp_path: Path) -> Non
         root = ElementTree.parse(tmp_path / name).getroot()
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
         assert words in "\n".join(root.itertext())
+
+
+def test_the_log_mel_baseline_hears_no_loudness_and_no_padding() -> None:
+    baseline = LogMelStatistics(PreprocessorConfig(window_size=0.025, features=40)).eval()
+    samples = torch.from_numpy(tone(1.0, 150, 0))
+    alone = baseline(samples[None], torch.tensor([RATE]))
+    assert alone.shape == (1, 80)
+    padded = torch.nn.functional.pad(0.1 * samples, (0, 4000))[None]
+    torch.testing.assert_close(baseline(padded, torch.tensor([RATE])), alone, atol=1e-3, rtol=0)
+    assert alone[:, :40].max() <= 0

@@ -1,0 +1,131 @@
+"""Does pre-training help? A small NEST pre-trained on real speech, then probed where log-mel statistics are weak.
+
+    python benchmarks/real_gain.py --data DATA --work WORK --minutes 15 --output benchmarks/results/real_gain.json
+
+DATA holds the manifests speech/{train,train_more,valid}, digits/, emotion/ and noise/{train,valid} (all .jsonl).
+Pre-training runs as commands of at most `--slice-minutes` that resume each other, for `--minutes` in all; each is
+printed, so that it can be given by hand. Then come the probes: digits with noise at 0 dB, digits from few labels, and
+emotion. `--probe-only` repeats those on what WORK holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+PROGRAM = [sys.executable, "-m", "nest_ssl"]
+RUN_NAME = "nest_small_real"
+
+
+def pretrain_command(args: argparse.Namespace, minutes: float) -> list[str]:
+    data = args.data
+    speech = ",".join(
+        str(data / name) for name in ("speech/train.jsonl", "speech/train_more.jsonl", "digits/train.jsonl")
+    )
+    keys = {
+        "size": args.size,
+        "model.train_ds.manifest_filepath": f"[{speech}]",
+        "model.train_ds.noise_manifest": data / "noise/train.jsonl",
+        "model.train_ds.min_duration": 0.3,  # digits are shorter than a second
+        "model.train_ds.max_duration": 20.0,
+        "model.train_ds.batch_size": args.batch_size,
+        "model.train_ds.num_workers": args.workers,
+        "model.validation_ds.manifest_filepath": data / "speech/valid.jsonl",
+        "model.validation_ds.noise_manifest": data / "noise/valid.jsonl",
+        "model.optim.sched.warmup_steps": args.warmup_steps,
+        "trainer.max_steps": args.max_steps,
+        "trainer.max_time": f"00:{int(minutes // 60):02d}:{int(minutes % 60):02d}:{int(minutes * 60 % 60):02d}",
+        "trainer.precision": args.precision,
+        "exp_manager.exp_dir": args.work,
+        "exp_manager.name": RUN_NAME,
+        "exp_manager.resume_if_exists": "true",
+        "exp_manager.resume_ignore_no_checkpoint": "true",
+        "seed": args.seed,
+    }
+    return [*PROGRAM, "pretrain", *(f"{key}={value}" for key, value in keys.items()), *args.override]
+
+
+def probe_commands(args: argparse.Namespace, checkpoint: Path) -> dict[str, list[str]]:
+    data = args.data
+    digits = ["--train", data / "digits/train.jsonl", "--test", data / "digits/valid.jsonl", "--label", "label"]
+    emotion = ["--train", data / "emotion/train.jsonl", "--test", data / "emotion/valid.jsonl", "--label", "emotion"]
+    tasks: dict[str, list[Any]] = {
+        "digits at 0 dB": [*digits, "--snr", 0, "--noise", data / "noise/valid.jsonl"],
+        f"digits from {args.labels_per_class} labels a class": [*digits, "--labels-per-class", args.labels_per_class],
+        "emotion": emotion,
+    }
+    common = ["--seed", args.seed, *(["--device", args.device] if args.device else [])]
+    return {
+        name: [*PROGRAM, "probe", *map(str, [checkpoint, *options, *common, "--output", args.work / f"probe_{number}"])]
+        for number, (name, options) in enumerate(tasks.items())
+    }
+
+
+def run(command: list[str]) -> float:
+    """Seconds that the command took; it is printed first."""
+    print("$", shlex.join(command), flush=True)
+    start = time.monotonic()
+    subprocess.run(command, check=True)
+    return time.monotonic() - start
+
+
+def pretrain(args: argparse.Namespace) -> float:
+    """Seconds of pre-training, in commands that resume each other."""
+    left_s, total_s = 60 * args.minutes, 0.0
+    while left_s > 1:
+        took_s = run(pretrain_command(args, min(left_s / 60, args.slice_minutes)))
+        total_s += took_s
+        left_s -= took_s
+    return total_s
+
+
+def last_checkpoint(work: Path) -> Path:
+    found = sorted((work / RUN_NAME).rglob("*.nemo"), key=lambda path: path.stat().st_mtime)
+    found = found or sorted((work / RUN_NAME).rglob("*last*.ckpt"), key=lambda path: path.stat().st_mtime)
+    if not found:
+        raise SystemExit(f"{work / RUN_NAME}: no checkpoint in it.")
+    return found[-1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--minutes", type=float, default=15.0)
+    parser.add_argument("--slice-minutes", type=float, default=5.0)
+    parser.add_argument("--size", default="small")
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--workers", type=int, default=12)
+    parser.add_argument("--warmup-steps", type=int, default=1000)
+    parser.add_argument("--max-steps", type=int, default=20_000)
+    parser.add_argument("--precision", default="bf16-mixed")
+    parser.add_argument("--labels-per-class", type=int, default=2)
+    parser.add_argument("--device", help="of the probes")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--override", action="append", default=[], help="another KEY=VALUE of pretrain; repeat it")
+    parser.add_argument("--probe-only", action="store_true")
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    args.work.mkdir(parents=True, exist_ok=True)
+    pretraining_s = 0.0 if args.probe_only else pretrain(args)
+    checkpoint = last_checkpoint(args.work)
+    results: dict[str, Any] = {"pretraining_s": pretraining_s, "checkpoint": checkpoint.name, "tasks": {}}
+    for number, (name, command) in enumerate(probe_commands(args, checkpoint).items()):
+        run(command)
+        found = json.loads((args.work / f"probe_{number}" / "results.json").read_text())
+        kept = ("encoder", "log_mel", "random_encoder", "differences", "num_train", "num_test")
+        results["tasks"][name] = {key: found[key] for key in kept}
+        better = all(gap["low"] > 0 for gap in found["differences"].values())
+        print(f"{name}: {'better than both baselines' if better else 'not better than both'}", flush=True)
+    if args.output:
+        args.output.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
