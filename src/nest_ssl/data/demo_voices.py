@@ -125,7 +125,7 @@ def speak_nanotts(text: str, voice: Voice) -> Samples:
 def say(
     voice: Voice, duration_s: float, sample_rate: int, synthesizer: Synthesizer, rng: np.random.Generator
 ) -> tuple[Samples, str]:
-    """`duration_s` of random speech, cut off where it is over or shorter if the voice was done before; and its words."""
+    """`duration_s` of random speech and its words: cut off where it is over, shorter if the voice was done before."""
     text = random_text(voice.language, round(duration_s * voice.tempo * LETTERS_PER_S), rng)
     speech: Samples = trimmed(synthesizer.speak(text, voice))
     speech = soxr.resample(speech, SYNTHESIS_RATE_HZ * voice.tract, sample_rate)
