@@ -3,15 +3,13 @@
     nest-ssl export nest.nemo exported
     python examples/finetune_ctc.py exported --train train.jsonl --test valid.jsonl --output ctc
 
-Manifests are NeMo's, with `text`. Needs nest-ssl[hf,finetune]. The output folder loads with
-`ParakeetForCTC.from_pretrained` and `AutoFeatureExtractor.from_pretrained`; `vocab.json` has its characters.
+Manifests are NeMo's, with `text`. Needs nest-ssl[hf,finetune]. The output folder loads with `from_pretrained` of
+ParakeetForCTC, AutoFeatureExtractor and AutoTokenizer.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
-import json
 import re
 import unicodedata
 from pathlib import Path
@@ -19,12 +17,15 @@ from typing import Any
 
 import jiwer
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from torch.utils.data import Dataset
-from transformers import AutoFeatureExtractor, ParakeetForCTC, Trainer, TrainingArguments, set_seed
+from transformers import AutoFeatureExtractor, ParakeetForCTC, ParakeetTokenizer, Trainer, TrainingArguments, set_seed
 
 from nest_ssl.audio import read_audio
 from nest_ssl.data import open_manifests
+
+BLANK = "<blank>"
 
 
 def normalize(text: str) -> str:
@@ -33,21 +34,16 @@ def normalize(text: str) -> str:
     return " ".join(re.sub(r"[^\w' ]|[\d_]", " ", text).split())
 
 
-class Characters:
-    """Texts as numbers: one for each character, and the blank after them."""
+def make_tokenizer(texts: list[str], vocab_size: int) -> Any:
+    """Subwords of the training texts; number 0 is the blank.
 
-    def __init__(self, texts: list[str]) -> None:
-        self.characters = sorted(set("".join(texts)))
-        self.blank = len(self.characters)
-        self._numbers = {character: number for number, character in enumerate(self.characters)}
-
-    def encode(self, text: str) -> list[int]:
-        return [self._numbers[character] for character in text if character in self._numbers]
-
-    def decode(self, frames: list[int]) -> str:
-        """Greedy CTC: repeats are one, blanks are none."""
-        numbers = [number for number, _ in itertools.groupby(frames) if number != self.blank]
-        return " ".join("".join(self.characters[number] for number in numbers).split())
+    Letters would not do: read speech has some 14 of them in a second, the encoder 12.5 frames.
+    """
+    subwords = Tokenizer(models.BPE())
+    subwords.pre_tokenizer, subwords.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size, special_tokens=[BLANK], show_progress=False)
+    subwords.train_from_iterator(texts, trainer)
+    return ParakeetTokenizer(tokenizer_object=subwords, pad_token=BLANK)
 
 
 class Transcribed(Dataset[dict[str, Any]]):
@@ -77,16 +73,28 @@ class Transcribed(Dataset[dict[str, Any]]):
 class Collator:
     """A batch: log-mel features as the encoder was trained on, and labels padded with the blank."""
 
-    def __init__(self, extractor: Any, characters: Characters) -> None:
-        self.extractor, self.characters = extractor, characters
+    def __init__(self, extractor: Any, tokenizer: Any) -> None:
+        self.extractor, self.tokenizer = extractor, tokenizer
 
     def __call__(self, rows: list[dict[str, Any]]) -> dict[str, Tensor]:
         batch = self.extractor(
             [row["samples"] for row in rows], sampling_rate=self.extractor.sampling_rate, return_tensors="pt"
         )
-        labels = [torch.tensor(self.characters.encode(row["text"])) for row in rows]
-        padded = torch.nn.utils.rnn.pad_sequence(labels, batch_first=True, padding_value=self.characters.blank)
-        return {"input_features": batch.input_features, "attention_mask": batch.attention_mask, "labels": padded}
+        labels = self.tokenizer([row["text"] for row in rows], padding=True, return_tensors="pt").input_ids
+        return {"input_features": batch.input_features, "attention_mask": batch.attention_mask, "labels": labels}
+
+
+def say_what_is_too_fast(data: Transcribed, collator: Collator, model: Any) -> None:
+    """CTC needs a frame for each label: what has more labels than frames teaches nothing, and says nothing."""
+    frame_s = model.config.encoder_config.subsampling_factor * collator.extractor.hop_length / data.sample_rate
+    pairs = zip(data.utterances, data.texts, strict=True)
+    too_fast = [
+        one
+        for one, text in pairs
+        if one.duration_s is not None and len(collator.tokenizer(text).input_ids) > one.duration_s / frame_s
+    ]
+    if too_fast:
+        print(f"{len(too_fast)} of {len(data)} utterances have more labels than frames; raise --vocab-size.")
 
 
 @torch.inference_mode()
@@ -97,7 +105,7 @@ def transcribe(model: Any, data: Transcribed, collator: Collator, batch_size: in
     for start in range(0, len(data), batch_size):
         rows = [data[index] for index in range(start, min(start + batch_size, len(data)))]
         inputs = {name: tensor.to(model.device) for name, tensor in collator(rows).items() if name != "labels"}
-        texts += [collator.characters.decode(frames) for frames in model.generate(**inputs).tolist()]
+        texts += collator.tokenizer.batch_decode(model.generate(**inputs), skip_special_tokens=True)
     return texts
 
 
@@ -107,6 +115,7 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--train", required=True, help="manifest with texts to learn from")
     parser.add_argument("--test", required=True, help="manifest with texts to test on")
     parser.add_argument("--output", type=Path, required=True, help="folder of the fine-tuned model")
+    parser.add_argument("--vocab-size", type=int, default=256, help="subwords, the blank among them")
     parser.add_argument("--max-steps", type=int, default=1000)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--lr", type=float, default=5e-4)
@@ -120,15 +129,16 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     set_seed(args.seed)
     extractor = AutoFeatureExtractor.from_pretrained(args.exported)
     train, test = (Transcribed(manifest, extractor.sampling_rate) for manifest in (args.train, args.test))
-    characters = Characters(train.texts)
+    tokenizer = make_tokenizer(train.texts, args.vocab_size)
     model = ParakeetForCTC.from_pretrained(
         args.exported / "ctc",
-        vocab_size=len(characters.characters) + 1,
-        pad_token_id=characters.blank,
+        vocab_size=len(tokenizer),
+        pad_token_id=tokenizer.pad_token_id,
         ignore_mismatched_sizes=True,  # the head is new in any case
     )
     model.encoder.requires_grad_(not args.freeze_encoder)
-    collator = Collator(extractor, characters)
+    collator = Collator(extractor, tokenizer)
+    say_what_is_too_fast(train, collator, model)
     trainer = Trainer(
         model=model,
         args=TrainingArguments(
@@ -157,7 +167,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     print(f"{len(test)} utterances: WER {100 * result['wer']:.1f} %, CER {100 * result['cer']:.1f} %")
     model.save_pretrained(args.output)
     extractor.save_pretrained(args.output)
-    (args.output / "vocab.json").write_text(json.dumps(characters.characters, ensure_ascii=False))
+    tokenizer.save_pretrained(args.output)
     return result
 
 

@@ -36,6 +36,7 @@ from nest_ssl.evaluation.probe_linear import fit_linear, statistics
 from nest_ssl.evaluation.probe_scores import Score, confusion, difference, score
 from nest_ssl.files import replacing
 from nest_ssl.model import EncDecMaskedTokenPredModel
+from nest_ssl.modules.lengths import valid_frames
 
 HEADS = ("linear", "attentive")
 ENCODER, LOG_MEL, RANDOM = SYSTEMS = ("encoder", "log_mel", "random_encoder")
@@ -212,9 +213,8 @@ def _pooled(
         samples_BN, length = (tensor.to(extractor.device) for tensor in pad_waveforms(waveforms))
         for system, source in ((ENCODER, extractor), (RANDOM, untrained)):
             features_BLDS, num_frames = source.tensors(samples_BN, length)
-            num_layers = features_BLDS.shape[1]
-            stacked = statistics(features_BLDS.flatten(0, 1), num_frames.repeat_interleave(num_layers))
-            rows[system].append(stacked.unflatten(0, (-1, num_layers)))
+            valid_BS = valid_frames(num_frames, features_BLDS.shape[3])
+            rows[system].append(torch.stack([statistics(x_BDS, valid_BS) for x_BDS in features_BLDS.unbind(1)], dim=1))
         rows[LOG_MEL].append(log_mels(samples_BN, length)[:, None])
         order += indices
         report(len(order))

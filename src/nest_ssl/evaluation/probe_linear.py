@@ -112,10 +112,10 @@ def _logits(x_NLF: Tensor, layer_logits_L: Tensor, weight_CF: Tensor, bias_C: Te
     return F.linear(x_NF, weight_CF, bias_C)
 
 
-def statistics(x_BDS: Tensor, length: Tensor) -> Tensor:
-    """(B, 2D) mean and standard deviation over the valid frames."""
-    valid_B1S = (torch.arange(x_BDS.shape[2], device=x_BDS.device) < length[:, None])[:, None]
-    count_B1 = length.clamp(min=1)[:, None]
-    mean_BD = torch.where(valid_B1S, x_BDS, 0.0).sum(2) / count_B1
-    square_BD = torch.where(valid_B1S, x_BDS - mean_BD[:, :, None], 0.0).square().sum(2) / count_B1
+def statistics(x_BDS: Tensor, counts_BS: Tensor) -> Tensor:
+    """(B, 2D) mean and standard deviation over the frames that count."""
+    counts_B1S = counts_BS[:, None]
+    total_B1 = counts_BS.sum(1, keepdim=True).clamp(min=1)
+    mean_BD = torch.where(counts_B1S, x_BDS, 0.0).sum(2) / total_B1
+    square_BD = torch.where(counts_B1S, x_BDS - mean_BD[:, :, None], 0.0).square().sum(2) / total_B1
     return torch.cat((mean_BD, square_BD.sqrt()), dim=1)

@@ -112,7 +112,7 @@ def test_confusion_counts_true_classes_by_answers() -> None:
 
 def test_statistics_are_of_valid_frames_alone() -> None:
     x = torch.randn(2, 3, 10)
-    found = statistics(x, torch.tensor([10, 4]))
+    found = statistics(x, torch.arange(10) < torch.tensor([[10], [4]]))
     torch.testing.assert_close(found[1, :3], x[1, :, :4].mean(1))
     torch.testing.assert_close(found[1, 3:], x[1, :, :4].std(1, correction=0))
 
@@ -175,7 +175,7 @@ def test_pictures_are_well_formed_and_name_what_they_show(tmp_path: Path) -> Non
         assert words in "\n".join(root.itertext())
 
 
-def test_the_log_mel_baseline_hears_no_loudness_and_no_padding() -> None:
+def test_the_log_mel_baseline_hears_no_loudness_no_padding_and_no_pauses() -> None:
     baseline = LogMelStatistics(PreprocessorConfig(window_size=0.025, features=40)).eval()
     samples = torch.from_numpy(tone(1.0, 150, 0))
     alone = baseline(samples[None], torch.tensor([RATE]))
@@ -183,3 +183,6 @@ def test_the_log_mel_baseline_hears_no_loudness_and_no_padding() -> None:
     padded = torch.nn.functional.pad(0.1 * samples, (0, 4000))[None]
     torch.testing.assert_close(baseline(padded, torch.tensor([RATE])), alone, atol=1e-3, rtol=0)
     assert alone[:, :40].max() <= 0
+    pause = 1e-4 * torch.randn(RATE, generator=torch.Generator().manual_seed(0))
+    with_pause = baseline(torch.cat((samples, pause))[None], torch.tensor([2 * RATE]))
+    assert (with_pause - alone).abs().mean() < 0.1
