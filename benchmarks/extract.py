@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import soundfile
@@ -28,7 +28,7 @@ import torch
 RATE = 16_000
 PEER = "NeMo 2.7.3"
 NEMO_SCRIPT = """
-import json, sys, time
+import json, os, sys, time
 import numpy as np, torch
 from nemo.collections.asr.data.audio_to_text_dataset import get_char_dataset
 from nemo.collections.asr.models import EncDecDenoiseMaskedTokenPredModel
@@ -66,10 +66,18 @@ def run(limit):
 
 
 run(2)
-start = time.perf_counter()
+start, before = time.perf_counter(), sum(os.times()[:4])
 run(None)
-print("SECONDS", time.perf_counter() - start)
+print("SECONDS", time.perf_counter() - start, sum(os.times()[:4]) - before)
 """
+
+
+class Times(NamedTuple):
+    """Of one run, its loader processes included."""
+
+    wall_s: float
+    cpu_s: float
+    """Of all cores; on a CPU that others use too, this is the one to compare."""
 
 
 def write_audio(folder: Path, count: int, seed: int) -> tuple[Path, float]:
@@ -96,7 +104,7 @@ def make_checkpoint(size: str, path: Path) -> None:
     EncDecDenoiseMaskedTokenPredModel(compose("nest_fast-conformer", [f"size={size}"]).model).save_to(path)
 
 
-def time_ours(checkpoint: Path, manifest: Path, out: Path, device: str, precision: str, workers: int) -> float:
+def time_ours(checkpoint: Path, manifest: Path, out: Path, device: str, precision: str, workers: int) -> Times:
     from nest_ssl.evaluation import FeatureExtractor, extract_features
     from nest_ssl.evaluation.extract import ExtractOptions
 
@@ -104,10 +112,10 @@ def time_ours(checkpoint: Path, manifest: Path, out: Path, device: str, precisio
     rng = np.random.default_rng(0)
     for _ in range(2):
         extractor.batch([rng.standard_normal(8 * RATE).astype(np.float32)] * 4)
-    start = time.perf_counter()
+    start, before = time.perf_counter(), sum(os.times()[:4])
     result = extract_features(extractor, manifest, out, ExtractOptions(num_workers=max(1, workers)))
     assert not result.bad
-    return time.perf_counter() - start
+    return Times(time.perf_counter() - start, sum(os.times()[:4]) - before)
 
 
 def time_nemo(
@@ -119,8 +127,8 @@ def time_nemo(
     precision: str,
     workers: int,
     batch: int,
-) -> float | None:
-    """Seconds, or None without NeMo."""
+) -> Times | None:
+    """None without NeMo."""
     if not python:
         return None
     out.mkdir()
@@ -140,7 +148,7 @@ def time_nemo(
     if done.returncode:
         print(done.stderr[-2000:], file=sys.stderr)
         raise SystemExit("NeMo's side failed")
-    return float(done.stdout.rsplit("SECONDS", 1)[1])
+    return Times(*map(float, done.stdout.rsplit("SECONDS", 1)[1].split()))
 
 
 def largest_difference(ours: Path, theirs: Path) -> float:
@@ -163,15 +171,14 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         make_checkpoint(args.size, checkpoint)
         common = (args.device, args.precision, args.workers)
         for repeat in range(args.repeats):  # turn by turn, so that a busy machine is busy for both
-            ours_s = time_ours(checkpoint, manifest, folder / f"ours{repeat}", *common)
-            rows.append({"system": "nest-ssl", "seconds": ours_s, "times_real_time": audio_s / ours_s})
-            nemo_s = time_nemo(
-                args.nemo_python, checkpoint, manifest, folder / f"nemo{repeat}", *common, args.batch_size
-            )
-            if nemo_s is None:
+            ours = time_ours(checkpoint, manifest, folder / f"ours{repeat}", *common)
+            rows.append({"system": "nest-ssl", **ours._asdict(), "times_real_time": audio_s / ours.wall_s})
+            nemo = time_nemo(args.nemo_python, checkpoint, manifest, folder / f"nemo{repeat}", *common, args.batch_size)
+            if nemo is None:
                 rows.append({"system": PEER, "note": "not importable here"})
                 continue
-            row = {"system": PEER, "seconds": nemo_s, "times_real_time": audio_s / nemo_s, "ratio": nemo_s / ours_s}
+            row = {"system": PEER, **nemo._asdict(), "times_real_time": audio_s / nemo.wall_s}
+            row |= {"wall_ratio": nemo.wall_s / ours.wall_s, "cpu_ratio": nemo.cpu_s / ours.cpu_s}
             row["largest_difference"] = largest_difference(folder / f"ours{repeat}", folder / f"nemo{repeat}")
             rows.append(row)
     return rows
