@@ -40,7 +40,8 @@ from nest_ssl.modules.lengths import valid_frames
 
 HEADS = ("linear", "attentive")
 ENCODER, LOG_MEL, RANDOM = SYSTEMS = ("encoder", "log_mel", "random_encoder")
-BATCH_S = 60.0
+BATCH_S = 16.0
+"""Seconds of audio per batch: what a CPU's caches hold, and enough for the short utterances of probes on a GPU."""
 
 
 @dataclass(frozen=True)
