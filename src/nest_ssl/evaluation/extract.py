@@ -25,8 +25,8 @@ from nest_ssl.files import replacing
 INDEX, BAD, SETTINGS = "manifest.jsonl", "bad.jsonl", "extract.json"
 DTYPES = ("float32", "float16")
 CPU_BATCH_S, GPU_BATCH_S = 16.0, 1200.0
-"""Seconds of audio per batch, padding included. Small ones stay in a CPU's caches: batches of 60 s take 1.6 times as long
-as those of 16 s (measured, small encoder, one core)."""
+"""Seconds of audio per batch, padding included. Small ones stay in a CPU's caches: batches of 60 s take 1.6 times as
+long as those of 16 s (measured, small encoder, one core)."""
 MAX_DURATION_S = 600.0
 """Attention grows with the square of the length: 600 s take about 6 GB in a large encoder."""
 READ_AHEAD = 3
