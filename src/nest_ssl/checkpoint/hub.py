@@ -14,7 +14,7 @@ FILE_SUFFIXES = (".nemo", ".ckpt", ".safetensors")
 def checkpoint_path(name: str | Path) -> Path:
     """The file that `name` means: a path, or a model of the hub where there is no such path."""
     path = Path(name).expanduser()
-    if path.exists() or path.suffix in FILE_SUFFIXES or not HUB_NAME.fullmatch(str(name)):
+    if path.suffix in FILE_SUFFIXES or not HUB_NAME.fullmatch(str(name)) or path.exists():
         return path
     return hub_file(str(name))
 
