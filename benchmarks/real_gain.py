@@ -40,7 +40,7 @@ def pretrain_command(args: argparse.Namespace, minutes: float) -> list[str]:
         "model.validation_ds.noise_manifest": data / "noise/valid.jsonl",
         "model.optim.sched.warmup_steps": args.warmup_steps,
         "trainer.max_steps": args.max_steps,
-        "trainer.max_time": f"00:{int(minutes // 60):02d}:{int(minutes % 60):02d}:{int(minutes * 60 % 60):02d}",
+        "exp_manager.max_time_per_run": "00:" + time.strftime("%H:%M:%S", time.gmtime(60 * minutes)),
         "trainer.precision": args.precision,
         "exp_manager.exp_dir": args.work,
         "exp_manager.name": RUN_NAME,

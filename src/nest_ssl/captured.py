@@ -8,9 +8,9 @@ and DDP see nothing new. Audio is padded to one of few sizes (results do not cha
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +19,12 @@ from torch.nn import functional as F  # noqa: N812
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel, MaskedPrediction
 from nest_ssl.modules.fast_path import padding_is_exact, say_once
 
-MAX_GRAPHS = 16  # each holds its predictions: 0.2 GB for 64 × 16 s
-
+MEMORY_SHARE = 0.05
+"""Of the GPU's memory, at most this is for what graphs hold between steps: batch and predictions, 0.2 GB for 64 × 16 s
+and 8192 codes. The memory in which they compute is one and the same."""
 
 Batch = tuple[Tensor, Tensor, Tensor, Tensor]
+Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
 @dataclass
@@ -34,6 +36,11 @@ class _Graph:
     num_samples: Tensor
     prediction: MaskedPrediction
     grads: list[Tensor]
+
+    @property
+    def num_bytes(self) -> int:
+        """What is held until the next replay."""
+        return sum(tensor.nbytes for tensor in (*self.batch, *vars(self.prediction).values()))
 
     def replay(self, batch: Batch) -> None:
         size = batch[0].shape[1]
@@ -53,8 +60,8 @@ class CapturedLoss:
     says why. The model is looked at once: call `refresh` after freezing parameters, adding hooks or moving it.
     """
 
-    def __init__(self, model: EncDecDenoiseMaskedTokenPredModel, max_graphs: int = MAX_GRAPHS) -> None:
-        self.model, self.max_graphs = model, max_graphs
+    def __init__(self, model: EncDecDenoiseMaskedTokenPredModel, memory_share: float = MEMORY_SHARE) -> None:
+        self.model, self.memory_share = model, memory_share
         self.refresh()
 
     def refresh(self) -> None:
@@ -87,7 +94,7 @@ class CapturedLoss:
             return self.model.masked_loss(*batch)
         key = (audio.shape[0], friendly_num_samples(self.model, audio.shape[1]), precision, audio.device)
         graph = self._graphs.get(key)
-        if graph is None and (key not in self._seen or len(self._graphs) >= self.max_graphs):
+        if graph is None and (key not in self._seen or self._is_full(audio.device)):
             padded, num_samples = _padded(batch, key[1])  # the shape of the capture: all it needs is compiled here
             prediction = self.model.masked_loss(*padded, num_samples=num_samples)
             prediction.loss.register_hook(lambda _: self._seen.add(key))
@@ -97,6 +104,10 @@ class CapturedLoss:
         loss: Tensor = _Replay.apply(graph, batch, *self._params)  # type: ignore[no-untyped-call]
         found = graph.prediction
         return MaskedPrediction(loss, found.log_probs_GKH, found.targets_GH, found.counts_G, found.num_valid)
+
+    def _is_full(self, device: torch.device) -> bool:
+        held = sum(graph.num_bytes for graph in self._graphs.values())
+        return held >= self.memory_share * torch.cuda.get_device_properties(device).total_memory
 
     def _capture(self, batch: Batch, num_samples: Tensor) -> _Graph:
         if not self._grads:
@@ -175,6 +186,21 @@ def obstacle_of(model: EncDecDenoiseMaskedTokenPredModel) -> str | None:
         return "encoder.att_context_size has several contexts, drawn anew in every step"
     if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
         return "the batch norm is synchronised between ranks (trainer.sync_batchnorm=false allows them)"
-    if any(module._forward_hooks or module._forward_pre_hooks for module in model.modules()):
+    if any(must_run(hook) for module in model.modules() for hook in _forward_hooks(module)):
         return "a hook watches the model, and a graph calls none"
     return None
+
+
+def may_be_skipped(hook: Hook) -> Hook:
+    """Say of a forward hook that a step does without it when it is replayed from a graph."""
+    hook.may_be_skipped = True  # type: ignore[attr-defined]
+    return hook
+
+
+def must_run(hook: Callable[..., Any]) -> bool:
+    return not getattr(hook, "may_be_skipped", False)
+
+
+def _forward_hooks(module: nn.Module) -> Iterator[Callable[..., Any]]:
+    yield from module._forward_pre_hooks.values()
+    yield from module._forward_hooks.values()

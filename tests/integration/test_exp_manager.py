@@ -148,6 +148,14 @@ def test_checkpoints_by_the_clock(corpus: Path, tmp_path: Path) -> None:
     assert torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 3
 
 
+def test_the_time_of_a_run_begins_anew_when_it_is_resumed(corpus: Path, tmp_path: Path) -> None:
+    limit = "exp_manager.max_time_per_run=00:00:00:01"
+    first = losses(train(corpus, tmp_path, "run", 10_000, limit) / "metrics.csv")
+    both = losses(train(corpus, tmp_path, "run", 10_000, limit) / "metrics.csv")
+    assert len(first) < len(both) < 10_000
+    assert first.items() <= both.items()
+
+
 def test_nothing_is_printed_without_a_progress_bar(
     corpus: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from nest_ssl.captured import CapturedLoss, friendly_num_samples, obstacle_of, with_parameters
+from nest_ssl.captured import CapturedLoss, friendly_num_samples, may_be_skipped, obstacle_of, with_parameters
+from nest_ssl.training.stage_hooks import attach_stage_hooks
 from tests.helpers import NO_DROPOUT, noise_batch, tiny_model
 
 on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
@@ -65,6 +66,9 @@ def test_hooks_and_synchronised_norms_keep_from_graphs() -> None:
     handle = model.encoder.layers[0].register_forward_hook(lambda *_: None)
     assert "hook" in (obstacle_of(model) or "")
     handle.remove()
+    model.encoder.layers[0].register_forward_hook(may_be_skipped(lambda *_: None))
+    attach_stage_hooks(model, lambda stage, part: None)
+    assert obstacle_of(model) is None
     assert "synchronised" in (obstacle_of(torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)) or "")
 
 
@@ -122,6 +126,12 @@ class TestOnAGpu:
         assert captured.num_graphs == 1
         for name, gradient in once.items():
             torch.testing.assert_close(model.get_parameter(name).grad, 3.5 * gradient, atol=1e-4, rtol=1e-3, msg=name)
+
+    def test_without_memory_to_spare_no_graph_is_made(self) -> None:
+        model = tiny_model(EXACT).cuda().train()
+        captured, batch = CapturedLoss(model, memory_share=0.0), batch_of([24_000, 16_007], "cuda")
+        self.steps(model, captured, [batch] * 3)
+        assert captured.num_graphs == 0
 
     def test_a_seeded_step_repeats_and_the_next_one_differs(self) -> None:
         model = tiny_model({"encoder.dropout": 0.5}).cuda().train()

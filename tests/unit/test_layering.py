@@ -12,6 +12,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "nest_ssl"
 MAY_IMPORT: dict[str, set[str]] = {
     "_version": set(),
     "files": set(),
+    "freed_memory": set(),
     "config": set(),
     "audio": set(),
     "inputs": {"modules"},
@@ -22,14 +23,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checkpoint": {"config", "files", "model", "modules", "nemo_file"},
     "data": {"audio", "config", "files"},
     "distributed": {"config"},
-    "training": {"files", "audio", "config", "inputs", "nemo_file", "modules", "model", "captured"}
+    "training": {"files", "freed_memory", "audio", "config", "inputs", "nemo_file", "modules", "model", "captured"}
     | {"checkpoint", "data", "distributed"},
     "evaluation": {"audio", "config", "files", "modules", "model", "checkpoint", "data"},
     "verification": {"_version", "config", "model", "checkpoint", "nemo_file"},
     "__main__": {"cli"},
     "__init__": {"_version", "config", "model", "checkpoint"},
     "cli": {"_version", "audio", "config", "model", "modules", "checkpoint", "data", "distributed", "training"}
-    | {"evaluation", "verification", "nemo_file", "inputs"},
+    | {"evaluation", "verification", "nemo_file", "inputs", "freed_memory"},
 }
 ONLY_USER = {"lightning": {"training", "cli"}, "transformers": {"checkpoint", "evaluation"}}
 OMEGACONF_USERS = {"config", "checkpoint"}  # checkpoint: the types inside NeMo's own .ckpt files

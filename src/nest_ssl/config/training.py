@@ -178,6 +178,7 @@ class ExperimentConfig:
     log_global_rank_0_only: bool = False
     """Keep a log file of rank 0 only."""
     max_time_per_run: str | None = None
+    """DD:HH:MM:SS after which a run ends; the same command goes on with it, for as long again."""
     ema: EmaConfig = field(default_factory=EmaConfig)
 
 

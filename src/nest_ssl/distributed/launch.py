@@ -160,8 +160,8 @@ class Attempt:
             time.sleep(POLL_S)
 
     def _keep_monitor(self, judged: bool) -> None:
-        if judged or self.monitor is None or self.monitor.poll() is None:
-            return
+        if judged or self.monitor is None or self.monitor.poll() in (None, 0):
+            return  # one that leaves by itself has seen all ranks leave
         if self._monitors_started < MAX_MONITORS:
             _say("nest-ssl: warning: the monitor was killed; training goes on, with a new monitor")
             self._start_monitor()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.strategies import FSDPStrategy
-from torch import Tensor
+from torch import Tensor, nn
 
 from nest_ssl.captured import CapturedLoss
 from nest_ssl.config import DatasetConfig, NestConfig
@@ -41,6 +41,13 @@ def model_weights(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(_PREFIX): value for name, value in state.items()}
 
 
+def _take_model_weights(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """The other way round: what a checkpoint holds becomes the state of the module around the model."""
+    for name in [name for name in state if name.startswith(prefix)]:
+        if not name.startswith(f"{prefix}{_PREFIX}"):
+            state[f"{prefix}{_PREFIX}{name.removeprefix(prefix)}"] = state.pop(name)
+
+
 def _in_process_group() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
@@ -56,6 +63,7 @@ class PretrainingModule(pl.LightningModule):
         watch: Watch | None = None,
     ) -> None:
         super().__init__()
+        self.register_load_state_dict_pre_hook(_take_model_weights)  # type: ignore[no-untyped-call]
         self.model = model
         self.cfg = cfg
         self.run_dir = run_dir
@@ -147,6 +155,8 @@ class PretrainingModule(pl.LightningModule):
         return replace(batch, noise=None, noise_len=None).to(device, non_blocking=True)
 
     def on_train_batch_start(self, batch: AudioNoiseBatch, batch_idx: int) -> None:
+        # What loggers count with: after a resume Lightning's own is one behind, or not, as the checkpoint was written.
+        self.trainer.fit_loop.epoch_loop._batches_that_stepped = self.trainer.global_step
         seed_everything(self.cfg.seed, Stage.TRAIN, self.current_epoch, batch_idx, self.global_rank)
 
     def training_step(self, batch: AudioNoiseBatch, batch_idx: int) -> Tensor:
@@ -257,8 +267,6 @@ class PretrainingModule(pl.LightningModule):
         checkpoint["data_position"] = vars(self._data_position())
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        state = checkpoint["state_dict"]
-        checkpoint["state_dict"] = {f"{_PREFIX}{name}": value for name, value in state.items()}
         if "data_position" in checkpoint:
             self.resume_at = DataPosition(**checkpoint["data_position"])
 

@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 
 import torch
-from lightning.pytorch.callbacks import Callback, EarlyStopping, Timer
+from lightning.pytorch.callbacks import Callback, EarlyStopping
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from nest_ssl.checkpoint.initialize import maybe_init_from_pretrained_checkpoint
@@ -23,6 +23,7 @@ from nest_ssl.training.nonfinite import SkipNonFinite
 from nest_ssl.training.progress import ProgressReport
 from nest_ssl.training.run_log import log_to_file
 from nest_ssl.training.seeding import Stage, seed_everything
+from nest_ssl.training.time_limit import TimePerRun
 from nest_ssl.training.trainer import build_trainer
 from nest_ssl.training.watch import Watch
 
@@ -78,7 +79,7 @@ def _callbacks(cfg: NestConfig, exp: ExperimentConfig, folder: RunFolder, metric
     if exp.create_early_stopping_callback:
         callbacks.append(EarlyStopping(**vars(exp.early_stopping_callback_params)))
     if exp.max_time_per_run is not None:
-        callbacks.append(Timer(exp.max_time_per_run))
+        callbacks.append(TimePerRun(exp.max_time_per_run))
     if cfg.trainer.enable_progress_bar is not False:
         callbacks.append(ProgressReport(metrics))
     return callbacks

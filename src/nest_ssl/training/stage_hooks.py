@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from nest_ssl.captured import may_be_skipped
 from nest_ssl.distributed.stages import FIRST_LAYER, POSITIONS, PRE_ENCODE, Stage
 from nest_ssl.model import EncDecMaskedTokenPredModel
 
@@ -41,4 +42,4 @@ def _hook(enter: Enter, stage: Stage, part: int) -> Callable[[nn.Module, Any], N
         if not torch.compiler.is_compiling():
             enter(stage, part)
 
-    return before
+    return may_be_skipped(before)  # the stage around a replayed step is marked

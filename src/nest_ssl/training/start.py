@@ -17,6 +17,7 @@ from nest_ssl.config.data import DatasetConfig
 from nest_ssl.distributed import ranks
 from nest_ssl.distributed.exit_codes import FINISHED, NEEDS_A_PERSON, RESUMABLE
 from nest_ssl.distributed.ranks import RankFacts
+from nest_ssl.freed_memory import keep_freed_memory
 from nest_ssl.training import experiment
 
 log = logging.getLogger(__name__)
@@ -92,6 +93,7 @@ def _train(cfg: NestConfig, arguments: list[str], facts: RankFacts, run_dir: Pat
     from nest_ssl.distributed.beacon import RankState
     from nest_ssl.distributed.launch import check_port
 
+    keep_freed_memory()
     os.environ.update(facts.variables() if facts.world_size > 1 else {})
     settings = monitor_settings(cfg, arguments, run_dir, facts)
     if cfg.launch.max_restarts and facts.launcher not in ("nest-ssl", "nobody") and facts.rank == 0:

@@ -80,6 +80,11 @@ def _quiet_lightning() -> None:
         ".*is smaller than the logging interval",  # every step counts across epochs here
         ".*It is recommended to use .*sync_dist=True",  # of training, rank 0 logs its own share
         ".*Total length of `list` across ranks is zero",  # no validation set
+        "TensorFloat32 tensor cores .* available but not enabled",  # float32 means float32
+        "The AccumulateGrad node's stream does not match",  # Lightning wraps DDP in a stream of its own
+        "Both mixed precision and an auto_wrap_policy were specified to FSDP",  # sharding.py: all stays float32
+        "FSDP is switching to use `NO_SHARD`",  # one GPU
+        "When using ``NO_SHARD``",
     )
     for message in messages:
         warnings.filterwarnings("ignore", message=message)

@@ -78,6 +78,11 @@ class StageMarks(Callback):
         self.enter(Stage.TRANSFER)
         self._lengths, self._files = batch.audio_len, batch.audio_filepaths
 
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self.mark.enter(Stage.ENCODER)  # the hooks say it more exactly, but a step that is one CUDA graph calls none
+
     def on_before_backward(self, trainer: pl.Trainer, pl_module: pl.LightningModule, loss: Any) -> None:
         self.mark.enter(Stage.BACKWARD)
 
