@@ -37,7 +37,7 @@ faults: setup-all
 
 # A small NEST on ten minutes of synthetic speech: some minutes on two cores. More options: make pretrain ARGS="trainer.max_steps=2000"
 pretrain: setup
-	$(BIN)/nest-ssl demo --data-dir demo_data --num-train 100
+	$(BIN)/nest-ssl demo --data-dir demo_data --num-train 100 --num-val 40
 	$(BIN)/nest-ssl pretrain --config-name nest_demo $(ARGS)
 
 clean:

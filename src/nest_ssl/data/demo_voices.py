@@ -50,7 +50,7 @@ def random_voice(rng: np.random.Generator) -> Voice:
         language=LANGUAGES[rng.integers(len(LANGUAGES))],
         tract=0.82 + 0.36 * size,
         pitch=float(0.55 * 2.5**size * np.exp(rng.normal(0, 0.08))),
-        tempo=rng.uniform(0.85, 1.25),
+        tempo=rng.uniform(0.5, 0.7),  # slow and clear: a sound lasts longer than one token, as in read speech
         level_db=rng.uniform(-30, -20),
     )
 
