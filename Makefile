@@ -9,7 +9,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 setup: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(INSTALL) pip setuptools
+	$(INSTALL) pip setuptools wheel
 	$(INSTALL) torch
 	$(INSTALL) --editable '.[demo]'
 	touch $@

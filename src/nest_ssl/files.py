@@ -11,10 +11,11 @@ from typing import IO
 
 
 @contextlib.contextmanager
-def replacing(path: str | Path) -> Iterator[IO[bytes]]:
+def replacing(path: str | Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
     """A file to write that takes the place of `path` at the end: a temporary one beside it, synced, then renamed.
 
-    Whatever goes wrong before that, a kill included, leaves `path` as it was.
+    Whatever goes wrong before that, a kill included, leaves `path` as it was. Without `sync` that holds for all but a
+    power cut: for many small files that are easily made again.
     """
     path = Path(path)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
@@ -22,7 +23,8 @@ def replacing(path: str | Path) -> Iterator[IO[bytes]]:
         with os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
         os.chmod(temporary, 0o644)  # mkstemp's files are their owner's alone
         os.replace(temporary, path)
     except BaseException:

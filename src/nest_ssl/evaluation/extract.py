@@ -172,13 +172,16 @@ class _Writer:
         self.pending: deque[Future[None]] = deque()
 
     def put(self, key: str, tensor: torch.Tensor) -> None:
-        features: Features = np.ascontiguousarray(tensor.numpy(), dtype=self.dtype)
         if not self.store.concurrent:
-            self.store.write(key, features)
+            self._write(key, tensor)
             return
-        self.pending.append(self.pool.submit(self.store.write, key, features))
+        self.pending.append(self.pool.submit(self._write, key, tensor))
         if len(self.pending) > self.MAX_PENDING:
             self.pending.popleft().result()
+
+    def _write(self, key: str, tensor: torch.Tensor) -> None:
+        features: Features = np.ascontiguousarray(tensor.numpy(), dtype=self.dtype)
+        self.store.write(key, features)
 
     def finish(self) -> None:
         for future in self.pending:
@@ -211,12 +214,20 @@ def _settings(extractor: FeatureExtractor, options: ExtractOptions) -> dict[str,
 
 
 def _fingerprint(extractor: FeatureExtractor) -> str:
-    """Of the encoder's weights and of how its input is made."""
-    digest = hashlib.sha256(repr((extractor.model.cfg.preprocessor, extractor.model.cfg.encoder)).encode())
-    for name, tensor in sorted(extractor.model.encoder.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(tensor.cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()[:16]
+    """Of the encoder's weights and of how its input is made; the same on every device.
+
+    Of the weights, the sum of their bits as numbers: exact in any order, and made where they are.
+    """
+    weights = sorted(extractor.model.encoder.state_dict().items())
+    sums = {name: int(_bits(tensor).sum()) for name, tensor in weights}
+    facts = repr((extractor.model.cfg.preprocessor, extractor.model.cfg.encoder, sums))
+    return hashlib.sha256(facts.encode()).hexdigest()[:16]
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """As integers, whose sum is int64."""
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.contiguous().view(integers[tensor.element_size()])
 
 
 def _check_settings(output: Path, settings: dict[str, Any]) -> None:

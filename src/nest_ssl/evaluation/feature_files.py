@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import math
+import os
 import struct
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -69,13 +71,13 @@ class FileStore(FeatureStore):
                 if self.suffix == ".npy":
                     return Stored(path.as_posix(), None, _npy_shape(file))
                 return Stored(path.as_posix(), "features", _safetensors_shapes(file)["features"])
-        except FileNotFoundError:
+        except (FileNotFoundError, Incomplete):
             return None
 
     def write(self, key: str, features: Features) -> None:
         path = self.folder / self._path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
+        with replacing(path, sync=False) as file:
             if self.suffix == ".npy":
                 np.save(file, features)
             else:
@@ -148,17 +150,36 @@ def read_features(folder: str | Path, entry: dict[str, object]) -> Features:
         return tensor
 
 
+class Incomplete(Exception):  # noqa: N818 - what is missing is made again
+    """A file that is shorter than it should be: the machine went down before it was on disk."""
+
+
 def _npy_shape(file: io.BufferedReader) -> tuple[int, ...]:
-    version = np.lib.format.read_magic(file)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    return tuple(read(file)[0])
+    try:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(file)
+    except ValueError as error:
+        raise Incomplete from error
+    _check_size(file, file.tell() + math.prod(shape) * dtype.itemsize)
+    return tuple(shape)
 
 
 def _safetensors_shapes(file: io.BufferedReader) -> dict[str, tuple[int, ...]]:
     """From the header alone: 8 bytes of its length, then JSON."""
-    (size,) = struct.unpack("<Q", file.read(8))
-    header = json.loads(file.read(size))
-    return {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
+    try:
+        (size,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(size))
+    except (struct.error, ValueError) as error:
+        raise Incomplete from error
+    tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    _check_size(file, 8 + size + max(entry["data_offsets"][1] for entry in tensors.values()))
+    return {name: tuple(entry["shape"]) for name, entry in tensors.items()}
+
+
+def _check_size(file: io.BufferedReader, num_bytes: int) -> None:
+    if os.fstat(file.fileno()).st_size < num_bytes:
+        raise Incomplete
 
 
 def _safetensors_bytes(tensors: dict[str, Features]) -> bytes:

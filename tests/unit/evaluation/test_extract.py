@@ -88,6 +88,32 @@ def test_a_killed_run_goes_on_and_keeps_what_was_finished(
         np.testing.assert_allclose(features, extractor(path).numpy(), atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["npy", "safetensors"])
+@pytest.mark.parametrize("num_bytes", [0, 7, 60, 900])
+def test_a_file_that_a_power_cut_left_short_is_made_again(
+    extractor: FeatureExtractor, manifest: Path, tmp_path: Path, kind: str, num_bytes: int
+) -> None:
+    options = ExtractOptions(format=kind)
+    extract_features(extractor, manifest, tmp_path / "out", options)
+    whole = stored(tmp_path / "out")
+    file = next((tmp_path / "out").rglob(f"*.{kind}"))
+    file.write_bytes(file.read_bytes()[:num_bytes])
+    result = extract_features(extractor, manifest, tmp_path / "out", options)
+    assert (result.num_new, result.num_kept) == (1, 5)
+    for path, features in stored(tmp_path / "out").items():
+        np.testing.assert_allclose(features, whole[path], atol=1e-5)
+
+
+def test_another_encoder_is_not_mixed_in(extractor: FeatureExtractor, manifest: Path, tmp_path: Path) -> None:
+    extract_features(extractor, manifest, tmp_path / "out")
+    other = FeatureExtractor(tiny_model(), device="cpu")
+    assert extract_features(other, manifest, tmp_path / "out").num_kept == 6
+    with torch.no_grad():
+        other.model.get_parameter("encoder.layers.0.norm_out.weight")[0] += 1e-6
+    with pytest.raises(ValueError, match="encoder"):
+        extract_features(other, manifest, tmp_path / "out")
+
+
 def test_unreadable_audio_is_named_and_the_rest_is_finished(
     extractor: FeatureExtractor, manifest: Path, tmp_path: Path
 ) -> None:
