@@ -172,7 +172,12 @@ def measure(size: str, batch_size: int, seconds: float, peers: set[str], options
             encoded.float().square().mean().backward()
             model.zero_grad(set_to_none=True)
 
-        return timed(captured(step) if graph else step, options.steps, options.warm_up)
+        if not graph:
+            return timed(step, options.steps, options.warm_up)
+        torch.cuda.reset_peak_memory_stats()
+        replay = captured(step)
+        peak_gb = torch.cuda.max_memory_allocated() / 2**30  # a replay allocates nothing
+        return {**timed(replay, options.steps, options.warm_up), "peak_GB": peak_gb}
 
     if "ours" in peers:
         add("nest-ssl", lambda: ours("auto", True, batch_size in options.stages_at))
