@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from nest_ssl.audio.mixing import Samples, gain_for_ratio, place_in_order, power, repeat_to, split_length
 from nest_ssl.config import AugmentorConfig
 from nest_ssl.config.targets import resolve_target
-from nest_ssl.data.batch import AudioNoiseBatch, empty
+from nest_ssl.data.batch import AudioNoiseBatch, empty, with_noise
 from nest_ssl.data.randomness import RandomSource, per_utterance
 
 
@@ -61,7 +60,12 @@ class SpeakerNoiseAugmentation:
         return self.augment(batch, noise_rows.__getitem__, generators=per_utterance(generator, len(noise_rows)))
 
     def augment(
-        self, batch: AudioNoiseBatch, noise_of: Callable[[int], Samples], *, generators: Sequence[np.random.Generator]
+        self,
+        batch: AudioNoiseBatch,
+        noise_of: Callable[[int], Samples],
+        *,
+        generators: Sequence[np.random.Generator],
+        keep_noise: bool = True,
     ) -> AudioNoiseBatch:
         """As calling it, with `noise_of(i)` in place of `batch.noise[i]`: asked for only where it is used."""
         assert batch.audio is not None
@@ -78,13 +82,7 @@ class SpeakerNoiseAugmentation:
                 noise_len[i] = len(raw)
             else:
                 row[:] = 0
-        return replace(
-            batch,
-            noise=noise,
-            noise_len=noise_len,
-            noisy_audio=torch.add(batch.audio, noise, out=empty(*noise.shape)),
-            noisy_audio_len=batch.audio_len.clone(),
-        )
+        return with_noise(batch, noise, noise_len, keep_noise)
 
     def _added(
         self, i: int, audio_rows: Sequence[Samples], noise_of: Callable[[int], Samples], rng: np.random.Generator

@@ -39,7 +39,7 @@ class AudioNoiseBatch:
     audio_len: Tensor | None = None
     """(B,) int64 samples."""
     noise: Tensor | None = None
-    """(B, N) float32: what is added to `audio`."""
+    """(B, N) float32: what is added to `audio`; None in training, which does not need it."""
     noise_len: Tensor | None = None
     noisy_audio: Tensor | None = None
     """(B, N) float32: audio + noise."""
@@ -72,6 +72,15 @@ def empty(num_rows: int, num_samples: int) -> Tensor:
         return torch.empty(num_rows, num_samples)
     storage = torch.UntypedStorage._new_shared(4 * num_rows * num_samples)
     return torch.tensor([], dtype=torch.float32).set_(storage, 0, (num_rows, num_samples))  # type: ignore[call-overload,no-any-return]
+
+
+def with_noise(batch: AudioNoiseBatch, noise: Tensor, noise_len: Tensor, keep_noise: bool) -> AudioNoiseBatch:
+    """The batch with the noise added; unless the noise by itself is kept, in its memory."""
+    assert batch.audio is not None
+    assert batch.audio_len is not None
+    noisy = torch.add(batch.audio, noise, out=empty(*noise.shape) if keep_noise else noise)
+    noisy_batch = replace(batch, noisy_audio=noisy, noisy_audio_len=batch.audio_len.clone())
+    return replace(noisy_batch, noise=noise, noise_len=noise_len) if keep_noise else noisy_batch
 
 
 def pad_rows(rows: Sequence[Samples], num_samples: int) -> Tensor:

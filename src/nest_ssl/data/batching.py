@@ -14,7 +14,7 @@ from nest_ssl.audio import AudioError
 from nest_ssl.audio.mixing import Samples, pad_audio
 from nest_ssl.data.augmentation import SpeakerNoiseAugmentation
 from nest_ssl.data.bad_data import BadDataError, BadFile
-from nest_ssl.data.batch import AudioNoiseBatch, AudioNoiseItem, empty, lengths_of, pad_rows
+from nest_ssl.data.batch import AudioNoiseBatch, AudioNoiseItem, lengths_of, pad_rows, with_noise
 from nest_ssl.data.noise import NoiseSource
 from nest_ssl.data.randomness import utterance_generators
 
@@ -40,6 +40,8 @@ class BatchMaker:
     seed: int = 0
     min_audio_len_secs: float = 1.0
     pad_audio_mode: str = "repeat"
+    keep_noise: bool = True
+    """Give `noise` and `noise_len` beside `noisy_audio`."""
 
     def make(
         self, wanted: Sequence[T], spares: Sequence[T], read: Callable[[T], Samples], place: Place
@@ -55,13 +57,10 @@ class BatchMaker:
         audio = pad_rows(audio_rows, max(map(len, audio_rows)))
         batch = AudioNoiseBatch(audio=audio, audio_len=lengths_of(audio_rows), bad_files=bad)
         if self.augmentor is not None:
-            return self.augmentor.augment(batch, noise_of, generators=generators), used
+            return self.augmentor.augment(batch, noise_of, generators=generators, keep_noise=self.keep_noise), used
         noise_rows = [noise_of(i) for i in range(len(audio_rows))]
-        batch.noise = pad_rows(noise_rows, audio.shape[1])
-        batch.noise_len = lengths_of(noise_rows)
-        batch.noisy_audio = torch.add(audio, batch.noise, out=empty(*audio.shape))
-        batch.noisy_audio_len = lengths_of(audio_rows)
-        return batch, used
+        noise = pad_rows(noise_rows, audio.shape[1])
+        return with_noise(batch, noise, lengths_of(noise_rows), self.keep_noise), used
 
     def item(self, sample_id: str, samples: Samples, rng: np.random.Generator) -> AudioNoiseItem:
         """One utterance with its noise, for those who batch by themselves."""

@@ -6,7 +6,6 @@ import functools
 import math
 import operator
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -134,6 +133,7 @@ class PretrainingModule(pl.LightningModule):
             bad_files_path=None if self.run_dir is None else self.run_dir / name,
             same_every_epoch=same_every_epoch,
             on_read=None if reads is None else reads.on_read,
+            keep_noise=False,
         )
         if reads is not None:
             loader.collate_fn = reads.batch_is_made
@@ -151,8 +151,8 @@ class PretrainingModule(pl.LightningModule):
     def transfer_batch_to_device(
         self, batch: AudioNoiseBatch, device: torch.device, dataloader_idx: int
     ) -> AudioNoiseBatch:
-        """What the model uses, without waiting: the noise by itself stays behind."""
-        return replace(batch, noise=None, noise_len=None).to(device, non_blocking=True)
+        """Without waiting for it."""
+        return batch.to(device, non_blocking=True)
 
     def on_train_batch_start(self, batch: AudioNoiseBatch, batch_idx: int) -> None:
         # What loggers count with: after a resume Lightning's own is one behind, or not, as the checkpoint was written.
