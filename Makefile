@@ -30,7 +30,8 @@ test: lint
 	$(BIN)/python -m pytest
 
 # The whole fault matrix on real processes, about 15 minutes on 2 cores; then the table in docs/ from its output.
-faults: setup-all
+faults: setup
+	$(INSTALL) pytest
 	rm -rf build/faults && mkdir -p build/faults
 	NEST_FAULT_TABLE=$(CURDIR)/build/faults $(BIN)/python -m pytest tests/faults -m 'faults or not faults' --durations=10
 	$(BIN)/python -m tests.faults.write_table build/faults docs
