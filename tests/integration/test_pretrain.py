@@ -171,7 +171,7 @@ def bad_manifests(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("more", "words"),
     [
         (["model.train_ds.manifest_filepath=/nowhere.jsonl"], "/nowhere.jsonl: no such manifest"),
-        (["model.train_ds.manifest_filepath={bad}/empty.jsonl"], "empty.jsonl"),
+        (["model.train_ds.manifest_filepath={bad}/empty.jsonl"], "empty.jsonl: is empty"),
         (["model.train_ds.manifest_filepath={bad}/broken.jsonl"], "can be read"),
         (["trainer.devices=3", "trainer.accelerator=gpu"], "no CUDA GPU was found"),
         (["model.train_ds.min_duration=50"], "no utterance is left between min_duration and max_duration"),

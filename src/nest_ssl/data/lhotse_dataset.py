@@ -150,15 +150,18 @@ class CutBatches(BatchSampler):
         }
         cuts = self.inputs.cuts(epoch)
         if config.use_bucketing:
-            sampler = DynamicBucketingSampler(
-                cuts,
-                num_buckets=config.num_buckets,
-                duration_bins=config.bucket_duration_bins,
-                num_cuts_for_bins_estimate=config.num_cuts_for_bins_estimate,
-                buffer_size=config.bucket_buffer_size,
-                concurrent=config.concurrent_bucketing,
-                **shared,
-            )
+            try:
+                sampler = DynamicBucketingSampler(
+                    cuts,
+                    num_buckets=config.num_buckets,
+                    duration_bins=config.bucket_duration_bins,
+                    num_cuts_for_bins_estimate=config.num_cuts_for_bins_estimate,
+                    buffer_size=config.bucket_buffer_size,
+                    concurrent=config.concurrent_bucketing,
+                    **shared,
+                )
+            except AssertionError as error:  # lhotse's way to refuse
+                raise ValueError(f"num_buckets={config.num_buckets}: {error or 'at least 2 are needed'}") from error
         else:
             sampler = DynamicCutSampler(cuts, shuffle_buffer_size=config.shuffle_buffer_size, **shared)
         sampler.set_epoch(epoch)

@@ -91,6 +91,11 @@ class Manifest(Sequence[Utterance]):
             kept[np.flatnonzero(kept)[self.max_utterances :]] = False
         return kept
 
+    @property
+    def num_lines(self) -> int:
+        """Before the filters."""
+        return int(self._file_starts[-1])
+
     @cached_property
     def _block_ends(self) -> NDArray[np.int64]:
         """How many utterances are kept up to the end of each block of lines."""

@@ -81,7 +81,9 @@ def _buckets(config: DatasetConfig, sources: Sequence[ManifestDataset]) -> tuple
                 raise ValueError(f"{key}: {len(values)} values for {len(sources)} buckets.")
         return bucket_of, sizes
     bucket_of, longest_s = duration_buckets(
-        _durations_s(sources), num_buckets=config.num_buckets, bins_s=config.bucket_duration_bins
+        np.maximum(_durations_s(sources), np.float32(config.min_audio_len_secs)),  # shorter audio is padded to that
+        num_buckets=config.num_buckets,
+        bins_s=config.bucket_duration_bins,
     )
     if config.bucket_batch_size is not None:
         return bucket_of, config.bucket_batch_size

@@ -32,7 +32,9 @@ def open_sources(config: DatasetConfig) -> list[ManifestDataset]:
         ]
     for source in sources:
         if len(source) == 0:
-            raise ValueError(f"{source.manifest.name}: no utterance is left between min_duration and max_duration.")
+            empty = source.manifest.num_lines == 0
+            reason = "is empty" if empty else "no utterance is left between min_duration and max_duration"
+            raise ValueError(f"{source.manifest.name}: {reason}.")
     return sources
 
 

@@ -208,6 +208,19 @@ def test_short_audio_is_padded_to_the_least_length(corpus: Corpus) -> None:
     assert batch.audio_len.tolist() == [RATE // 2] * 4
 
 
+def test_a_bucket_of_short_audio_counts_its_padding(corpus: Corpus) -> None:
+    config = corpus.config(batch_size=None, use_bucketing=True, num_buckets=2, batch_duration=2.0)
+    for batch in build_loader(replace(config, min_audio_len_secs=0.5)):
+        assert batch.audio is not None
+        assert batch.audio.numel() <= 2.0 * RATE
+
+
+def test_more_buckets_than_lhotse_can_fill_are_refused(corpus: Corpus) -> None:
+    config = corpus.config(use_lhotse=True, use_bucketing=True, num_buckets=1000, batch_duration=1.0)
+    with pytest.raises(ValueError, match=r"num_buckets=1000: .*number of cuts \(22\)"):
+        next(iter(build_loader(config)))
+
+
 def test_missing_or_contradicting_keys_are_refused(corpus: Corpus) -> None:
     with pytest.raises(ValueError, match="batch_size: a value is needed"):
         build_loader(corpus.config(batch_size=None))
