@@ -52,16 +52,11 @@ def build_trainer(
     }
     if config.use_distributed_sampler:
         log.warning("trainer.use_distributed_sampler: true is ignored; the batch plan gives every rank its slice.")
-    if config.sync_batchnorm and not on_gpu:
-        if _num_ranks(config) > 1 and (rank is None or rank.rank == 0):
-            log.warning("trainer.sync_batchnorm: torch has none on CPU ranks; each rank uses its own batch statistics.")
+    if not on_gpu:
         arguments["sync_batchnorm"] = False
-    elif config.sync_batchnorm and _num_ranks(config) > 1:
-        log.info(
-            "trainer.sync_batchnorm: all ranks meet twice per conformer layer in every step, and wait there for the "
-            "slowest; trainer.sync_batchnorm=false gives each rank its own statistics."
-        )
     trainer = pl.Trainer(**arguments)
+    if config.sync_batchnorm and trainer.world_size > 1 and (rank is None or rank.rank == 0):
+        _say_what_shared_statistics_cost(on_gpu)
     take_broadcasts_out(trainer)
     return trainer
 
@@ -110,10 +105,14 @@ def _devices(config: TrainerConfig, on_gpu: bool) -> Any:
     return devices
 
 
-def _num_ranks(config: TrainerConfig) -> int:
-    devices = config.devices
-    per_node = len(devices) if isinstance(devices, list) else int(devices) if str(devices).isdigit() else 1
-    return per_node * config.num_nodes
+def _say_what_shared_statistics_cost(on_gpu: bool) -> None:
+    if on_gpu:
+        log.info(
+            "trainer.sync_batchnorm: all ranks meet twice per conformer layer in every step, and wait there for the "
+            "slowest; trainer.sync_batchnorm=false gives each rank its own statistics."
+        )
+    else:
+        log.warning("trainer.sync_batchnorm: torch has none on CPU ranks; each rank uses its own batch statistics.")
 
 
 DDP_STRATEGIES: dict[str, dict[str, Any]] = {
