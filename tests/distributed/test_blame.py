@@ -71,6 +71,13 @@ def test_a_stopped_rank_comes_before_everything_that_waits() -> None:
     assert [waiting.rank for waiting in verdict.waiting] == [0]
 
 
+def test_a_stopped_rank_is_called_so_even_if_it_was_seen_late() -> None:
+    rows = [row(0), row(1, Stage.ENCODER, 3.1, process="T", stopped_s=2.9)]
+    verdict = judge_stalled(rows, {}, FLOOR_S)
+    assert verdict is not None
+    assert (verdict.kind, verdict.ranks) == ("stopped", [1])
+
+
 def test_a_rank_that_was_stopped_for_a_moment_is_left_alone() -> None:
     rows = [row(0, in_stage_s=1.0), row(1, Stage.ENCODER, 1.0, process="T", stopped_s=1.0)]
     assert not is_suspicious(rows, FLOOR_S)

@@ -161,9 +161,9 @@ def is_suspicious(rows: Sequence[RankRow], floor_s: float) -> bool:
 
 
 def _stopped(active: Sequence[RankRow], floor_s: float) -> Verdict | None:
-    culprits = [row for row in active if row.stopped_s > floor_s]
+    culprits = [row for row in active if row.stopped_s > floor_s or (row.is_stopped and row.in_stage_s > row.limit_s)]
     if culprits:
-        longest_s = max(row.stopped_s for row in culprits)
+        longest_s = max(max(row.stopped_s, row.in_stage_s) for row in culprits)
         return Verdict("stopped", culprits, longest_s, waiting=_others(active, culprits))
     for row in active:
         if row.waits_for_data and row.in_stage_s > SHORT_WAIT_S:

@@ -64,15 +64,19 @@ class Monitor:
         """Until all ranks have left, or the job is ended; the exit code for the job."""
         while True:
             self.node.beacon.beat_monitor()
-            own = self.node.rows()
+            rows = self._rows()
+            own = [row for row in rows if row.node == self.settings.node]
             self.node.write_status(own)
-            rows = own + (self.leader.rows() if self.leader is not None else [])
             over = all(row.is_gone and not row.is_active for row in rows)
             code = 0 if over else self._look(rows)
             if code is not None:
                 self.node.write_status(own, now=True)
                 return code
             time.sleep(LOOK_EVERY_S)
+
+    def _rows(self) -> list[RankRow]:
+        """All ranks now."""
+        return self.node.rows() + (self.leader.rows() if self.leader is not None else [])
 
     def _look(self, rows: list[RankRow]) -> int | None:
         """One look; an exit code when the job is over."""
@@ -85,7 +89,9 @@ class Monitor:
             return self._end(dead, rows)
         if self._dead_since is None and self.settings.judges:
             if is_suspicious(rows, self.settings.floor_s):
-                verdict = judge_stalled(rows, self._flights(rows), self.settings.floor_s)
+                flights = self._flights(rows)
+                # That took a moment: who has moved on since then is not stalled.
+                verdict = judge_stalled(self._rows(), flights, self.settings.floor_s)
                 if verdict is not None and (code := self._stalled(verdict)) is not None:
                     return code
             self._warn_early(rows)
