@@ -150,8 +150,11 @@ def read_features(folder: str | Path, entry: dict[str, object]) -> Features:
         return tensor
 
 
-class Incomplete(Exception):  # noqa: N818 - what is missing is made again
+class Incomplete(ValueError):  # noqa: N818 - a file of one utterance is made again
     """A file that is shorter than it should be: the machine went down before it was on disk."""
+
+    def __init__(self, file: io.BufferedReader) -> None:
+        super().__init__(f"{file.name}: is shorter than it should be. Remove it to have it made again.")
 
 
 def _npy_shape(file: io.BufferedReader) -> tuple[int, ...]:
@@ -160,7 +163,7 @@ def _npy_shape(file: io.BufferedReader) -> tuple[int, ...]:
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, dtype = read(file)
     except ValueError as error:
-        raise Incomplete from error
+        raise Incomplete(file) from error
     _check_size(file, file.tell() + math.prod(shape) * dtype.itemsize)
     return tuple(shape)
 
@@ -171,7 +174,7 @@ def _safetensors_shapes(file: io.BufferedReader) -> dict[str, tuple[int, ...]]:
         (size,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(size))
     except (struct.error, ValueError) as error:
-        raise Incomplete from error
+        raise Incomplete(file) from error
     tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
     _check_size(file, 8 + size + max(entry["data_offsets"][1] for entry in tensors.values()))
     return {name: tuple(entry["shape"]) for name, entry in tensors.items()}
@@ -179,7 +182,7 @@ def _safetensors_shapes(file: io.BufferedReader) -> dict[str, tuple[int, ...]]:
 
 def _check_size(file: io.BufferedReader, num_bytes: int) -> None:
     if os.fstat(file.fileno()).st_size < num_bytes:
-        raise Incomplete
+        raise Incomplete(file)
 
 
 def _safetensors_bytes(tensors: dict[str, Features]) -> bytes:

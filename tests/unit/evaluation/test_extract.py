@@ -104,6 +104,14 @@ def test_a_file_that_a_power_cut_left_short_is_made_again(
         np.testing.assert_allclose(features, whole[path], atol=1e-5)
 
 
+def test_a_shard_that_is_short_is_named(extractor: FeatureExtractor, manifest: Path, tmp_path: Path) -> None:
+    extract_features(extractor, manifest, tmp_path / "out", ExtractOptions(format="shards"))
+    shard = tmp_path / "out" / "shard-00000.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"shard-00000.safetensors: is shorter than it should be"):
+        extract_features(extractor, manifest, tmp_path / "out", ExtractOptions(format="shards"))
+
+
 def test_another_encoder_is_not_mixed_in(extractor: FeatureExtractor, manifest: Path, tmp_path: Path) -> None:
     extract_features(extractor, manifest, tmp_path / "out")
     other = FeatureExtractor(tiny_model(), device="cpu")
