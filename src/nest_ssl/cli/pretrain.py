@@ -43,6 +43,8 @@ def pretrain(
 
 def show_result(cfg: NestConfig, run_dir: Path) -> None:
     """Write the report of a finished run; say what came out, where it is, and what to do next."""
+    from nest_ssl.evaluation.run_metrics import read_metrics
+    from nest_ssl.evaluation.run_verdict import setback
     from nest_ssl.training.experiment import RunFolder
     from nest_ssl.training.summary import describe, places, summarize
 
@@ -53,6 +55,8 @@ def show_result(cfg: NestConfig, run_dir: Path) -> None:
     console.print()
     if summary is not None:
         console.print(describe(summary))
+        if (lost := setback(read_metrics(folder.metrics_csv), cfg.model.num_classes)) is not None:
+            console.print(lost)
     for name, place in found.items():
         console.print(f"{name:>12}: {place}", soft_wrap=True)
     if "model" in found:

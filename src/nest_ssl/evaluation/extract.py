@@ -24,7 +24,7 @@ from nest_ssl.files import replacing
 
 INDEX, BAD, SETTINGS = "manifest.jsonl", "bad.jsonl", "extract.json"
 DTYPES = ("float32", "float16")
-CPU_BATCH_S, GPU_BATCH_S = 16.0, 1200.0
+CPU_BATCH_S, GPU_BATCH_S = 16.0, 600.0
 """Seconds of audio per batch, padding included. Small ones stay in a CPU's caches: batches of 60 s take 1.6 times as
 long as those of 16 s (measured, small encoder, one core)."""
 MAX_DURATION_S = 600.0

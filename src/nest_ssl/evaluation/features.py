@@ -79,10 +79,11 @@ class FeatureExtractor:
     @torch.inference_mode()
     def batch(self, waveforms: Sequence[Samples | Tensor]) -> list[Tensor]:
         """Features of each of several waveforms (N,), computed together; padding changes nothing."""
-        samples_BN, length = pad_waveforms(waveforms)
-        features_BLDS, num_frames = self.tensors(samples_BN.to(self.device), length.to(self.device))
-        features_BLDS = features_BLDS.cpu()
-        return [row[..., :frames] for row, frames in zip(features_BLDS, num_frames.tolist(), strict=True)]
+        samples_BN, length = pad_waveforms(waveforms, pin=self.device.type == "cuda")
+        samples_BN = samples_BN.to(self.device, non_blocking=True)
+        features_BLDS, num_frames = self.tensors(samples_BN, length.to(self.device))
+        rows = [row[..., :frames] for row, frames in zip(features_BLDS, num_frames.tolist(), strict=True)]
+        return on_host(rows) if self.device.type == "cuda" else rows
 
     @torch.inference_mode()
     def tensors(self, samples_BN: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,6 +92,16 @@ class FeatureExtractor:
             mels_BMT, num_mels = self.model.preprocessor(input_signal=samples_BN, length=length)
             outputs, num_frames = layer_outputs(self.model.encoder, mels_BMT, num_mels, self.layers)
         return aggregate([x_BDS.float() for x_BDS in outputs], self.aggregation, self.weights), num_frames
+
+
+def on_host(rows: list[Tensor]) -> list[Tensor]:
+    """Tensors of a GPU, each contiguous, in page-locked memory, which torch uses again for the next batch."""
+    buffer = torch.empty(sum(row.numel() for row in rows), dtype=rows[0].dtype, pin_memory=True)
+    out = [part.view(row.shape) for part, row in zip(buffer.split([row.numel() for row in rows]), rows, strict=True)]
+    for host, row in zip(out, rows, strict=True):
+        host.copy_(row.contiguous(), non_blocking=True)
+    torch.cuda.current_stream().synchronize()
+    return out
 
 
 def layer_outputs(
@@ -176,13 +187,16 @@ def check_aggregation(
     return aggregation, given
 
 
-def pad_waveforms(waveforms: Sequence[Samples | Tensor]) -> tuple[Tensor, Tensor]:
-    """(B, N) float32, zero-padded, and the lengths."""
-    rows = [torch.as_tensor(waveform, dtype=torch.float32) for waveform in waveforms]
+def pad_waveforms(waveforms: Sequence[Samples | Tensor], *, pin: bool = False) -> tuple[Tensor, Tensor]:
+    """(B, N) float32, zero-padded, in page-locked memory if asked for, and the lengths."""
+    rows = [np.asarray(waveform, dtype=np.float32) for waveform in waveforms]
     for row in rows:
-        if row.ndim != 1 or row.numel() == 0:
-            raise ValueError(f"a waveform has shape {tuple(row.shape)}; expected (samples,) with samples in it.")
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), torch.tensor([row.numel() for row in rows])
+        if row.ndim != 1 or row.size == 0:
+            raise ValueError(f"a waveform has shape {row.shape}; expected (samples,) with samples in it.")
+    samples_BN = torch.empty(len(rows), max(row.size for row in rows), pin_memory=pin)
+    for padded, row in zip(samples_BN.numpy(), rows, strict=True):  # torch would wake all cores for each row
+        padded[: row.size], padded[row.size :] = row, 0
+    return samples_BN, torch.tensor([row.size for row in rows])
 
 
 @contextlib.contextmanager

@@ -14,6 +14,9 @@ NUM_LAST = 10
 SURE = 2
 """Standard errors that a difference must have to be called one."""
 
+SETBACK = 0.05
+"""Share of what was gained over a blind guess that a validation loss must lose again to be called a setback."""
+
 
 class Outcome(str, Enum):
     """How a run stands; the page's style has a colour for each."""
@@ -57,6 +60,8 @@ def judge(
     sentences, loss = _loss(metrics, num_classes)
     if trained.num_bad:
         sentences.append(f"At {trained.num_bad:,} of {len(trained):,} logged steps the loss was not a number.")
+    if num_classes is not None and (lost := setback(metrics, num_classes)) is not None:
+        sentences.append(lost)
     compared = _asked(predictions, audio) if predictions and predictions.num_masked else _logged(metrics)
     sentences += compared.sentences if compared else []
     if loss is None and compared is None:
@@ -87,6 +92,22 @@ def _loss(metrics: RunMetrics, num_classes: int | None) -> tuple[list[str], floa
         return [f"{sentence}."], loss
     blind = math.log(num_classes)
     return [f"{sentence}; guessing blindly among {num_classes:,} codes costs ln {num_classes:,} = {blind:.3f}."], loss
+
+
+def setback(metrics: RunMetrics, num_classes: int) -> str | None:
+    """What to do about a validation loss that was clearly lower before; None when it was not."""
+    validated, trained = metrics.series("val_loss"), metrics.series("train_loss").finite
+    best, last = validated.best(lowest=True), validated.last
+    if best is None or last is None or not last - best[1] > SETBACK * (math.log(num_classes) - best[1]) > 0:
+        return None
+    sentence = f"The validation loss was {best[1]:.3f} at step {best[0]:,} and is {last:.3f} now"
+    then, now = trained.values_R[trained.steps_R <= best[0]][-NUM_LAST:], trained.values_R[-NUM_LAST:]
+    if min(len(then), len(now)) < 2:
+        return f"{sentence}."
+    change, error = now.mean() - then.mean(), math.hypot(*(x.std(ddof=1) / math.sqrt(len(x)) for x in (then, now)))
+    if change < -SURE * error:
+        return f"{sentence}, while the training loss fell: it learns its training audio by heart. More audio helps."
+    return f"{sentence}, and the training loss did not fall either: try a lower learning rate (model.optim.lr)."
 
 
 def _asked(predictions: Predictions, audio: str) -> _Comparison:

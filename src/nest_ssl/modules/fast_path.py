@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812
 
 from nest_ssl.modules.attention import RelPositionMultiHeadAttention
 from nest_ssl.modules.conformer import ConformerConvolution, ConformerEncoder, visible_context
@@ -107,13 +106,13 @@ def run_layers(encoder: ConformerEncoder, x_BSD: Tensor, length: Tensor, num_fra
 
 
 def layer_positions(encoder: ConformerEncoder, pos_emb_1RD: Tensor) -> list[Tensor]:
-    """(R, H, C) projected distances for each layer: one matrix product for all of them."""
-    attentions = [layer.self_attn for layer in encoder.layers]
-    weights = [module.linear_pos.weight for module in attentions if isinstance(module, RelPositionMultiHeadAttention)]
-    positions_RLD = F.linear(pos_emb_1RD[0], torch.cat(weights)).unflatten(1, (len(weights), -1))
-    out = [positions_RD.unflatten(1, (encoder.cfg.n_heads, -1)) for positions_RD in positions_RLD.unbind(1)]
-    for positions_RHC in out:
+    """(R, H, C) projected distances for each layer."""
+    out = []
+    for layer in encoder.layers:
+        assert isinstance(layer.self_attn, RelPositionMultiHeadAttention)
+        positions_RHC = layer.self_attn.linear_pos(pos_emb_1RD[0]).unflatten(1, (encoder.cfg.n_heads, -1))
         _any_size(positions_RHC, 0)
+        out.append(positions_RHC)
     return out
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import html
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from nest_ssl.evaluation.run_examples import TOP, examine
 from nest_ssl.evaluation.run_folder import open_run
 from nest_ssl.evaluation.run_metrics import RunMetrics
 from nest_ssl.evaluation.run_report import duration, look_at_checkpoint, write_run_report
-from nest_ssl.evaluation.run_verdict import judge
+from nest_ssl.evaluation.run_verdict import judge, setback
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
 from tests.unit.evaluation.fake_run import COMMIT, make_run, remove_audio, rows, write_metrics
 from tests.unit.evaluation.page_parser import assert_needs_no_network
@@ -368,6 +369,32 @@ def test_the_verdict_follows_the_numbers(tmp_path: Path, loss: float, accuracy: 
         [{"step": 0, "train_loss": loss, "accuracy": accuracy, "most_frequent_token": 0.05}],
     )
     assert judge(open_run(run).metrics, 256, None).headline == headline
+
+
+@pytest.mark.parametrize(
+    ("train_loss_at_end", "advice"), [(4.4, "try a lower learning rate (model.optim.lr)."), (3.0, "More audio helps.")]
+)
+def test_a_validation_loss_that_rose_again_is_said_with_a_way_out(
+    tmp_path: Path, train_loss_at_end: float, advice: str
+) -> None:
+    run = make_run(tmp_path, checkpoint=None)
+    table: list[dict[str, Any]] = []
+    for step in range(40):
+        table.append({"step": step, "train_loss": (4.2 if step < 20 else train_loss_at_end) + 0.01 * (step % 2)})
+    table.append({"step": 19, "val_loss": 4.2})
+    table.append({"step": 39, "val_loss": 4.4})
+    write_metrics(run / "metrics.csv", sorted(table, key=lambda row: int(row["step"])))
+    text = setback(open_run(run).metrics, 256)
+    assert text is not None
+    assert text.startswith("The validation loss was 4.200 at step 19 and is 4.400 now, ")
+    assert text.endswith(advice)
+    assert text in judge(open_run(run).metrics, 256, None).sentences
+
+
+def test_a_validation_loss_that_rose_by_little_is_no_setback(tmp_path: Path) -> None:
+    run = make_run(tmp_path, checkpoint=None)
+    write_metrics(run / "metrics.csv", [{"step": 9, "val_loss": 3.665}, {"step": 19, "val_loss": 3.692}])
+    assert setback(open_run(run).metrics, 256) is None
 
 
 def test_an_accuracy_within_its_error_is_not_called_better() -> None:
