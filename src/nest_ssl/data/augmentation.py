@@ -11,8 +11,9 @@ from torch import Tensor
 from nest_ssl.audio.mixing import Samples, gain_for_ratio, place_in_order, power, repeat_to, split_length
 from nest_ssl.config import AugmentorConfig
 from nest_ssl.config.targets import resolve_target
-from nest_ssl.data.batch import AudioNoiseBatch, empty, with_noise
+from nest_ssl.data.batch import AudioNoiseBatch, with_noise
 from nest_ssl.data.randomness import RandomSource, per_utterance
+from nest_ssl.data.shared_blocks import empty
 
 
 @dataclass(frozen=True)

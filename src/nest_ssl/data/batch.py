@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import get_worker_info
 
 from nest_ssl.audio.mixing import Samples
 from nest_ssl.data.bad_data import BadFile
+from nest_ssl.data.shared_blocks import Loan, empty
 
 
 @dataclass
@@ -49,10 +49,15 @@ class AudioNoiseBatch:
     """The files, for messages."""
     bad_files: list[BadFile] = field(default_factory=list)
     """What could not be read while this batch was made."""
+    loan: Loan | None = None
+    """The shared memory that the batch lies in, if its loader process wants it back."""
 
     def pin_memory(self) -> AudioNoiseBatch:
-        """Called by the loader when `pin_memory` is on."""
-        return self._with_tensors(lambda tensor: tensor.pin_memory())
+        """A copy in page-locked memory; called by the loader when `pin_memory` is on."""
+        pinned = replace(self._with_tensors(lambda tensor: tensor.pin_memory()), loan=None)
+        if self.loan is not None:
+            self.loan.give_back()
+        return pinned
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> AudioNoiseBatch:
         return self._with_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking))
@@ -64,14 +69,6 @@ class AudioNoiseBatch:
 
 def lengths_of(rows: Sequence[Samples]) -> Tensor:
     return torch.tensor([len(row) for row in rows], dtype=torch.int64)
-
-
-def empty(num_rows: int, num_samples: int) -> Tensor:
-    """(B, N) uninitialised; inside a loader process in shared memory, which saves a copy on the way to the trainer."""
-    if get_worker_info() is None:
-        return torch.empty(num_rows, num_samples)
-    storage = torch.UntypedStorage._new_shared(4 * num_rows * num_samples)
-    return torch.tensor([], dtype=torch.float32).set_(storage, 0, (num_rows, num_samples))  # type: ignore[call-overload,no-any-return]
 
 
 def with_noise(batch: AudioNoiseBatch, noise: Tensor, noise_len: Tensor, keep_noise: bool) -> AudioNoiseBatch:

@@ -17,6 +17,7 @@ from nest_ssl.data.bad_data import BadDataError, BadFile
 from nest_ssl.data.batch import AudioNoiseBatch, AudioNoiseItem, lengths_of, pad_rows, with_noise
 from nest_ssl.data.noise import NoiseSource
 from nest_ssl.data.randomness import utterance_generators
+from nest_ssl.data.shared_blocks import loan
 
 T = TypeVar("T")
 
@@ -57,10 +58,12 @@ class BatchMaker:
         audio = pad_rows(audio_rows, max(map(len, audio_rows)))
         batch = AudioNoiseBatch(audio=audio, audio_len=lengths_of(audio_rows), bad_files=bad)
         if self.augmentor is not None:
-            return self.augmentor.augment(batch, noise_of, generators=generators, keep_noise=self.keep_noise), used
-        noise_rows = [noise_of(i) for i in range(len(audio_rows))]
-        noise = pad_rows(noise_rows, audio.shape[1])
-        return with_noise(batch, noise, lengths_of(noise_rows), self.keep_noise), used
+            batch = self.augmentor.augment(batch, noise_of, generators=generators, keep_noise=self.keep_noise)
+        else:
+            noise_rows = [noise_of(i) for i in range(len(audio_rows))]
+            noise = pad_rows(noise_rows, audio.shape[1])
+            batch = with_noise(batch, noise, lengths_of(noise_rows), self.keep_noise)
+        return replace(batch, loan=loan()), used
 
     def item(self, sample_id: str, samples: Samples, rng: np.random.Generator) -> AudioNoiseItem:
         """One utterance with its noise, for those who batch by themselves."""

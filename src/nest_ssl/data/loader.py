@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from nest_ssl.data.bad_data import BadDataLog
 from nest_ssl.data.batch import AudioNoiseBatch
 from nest_ssl.data.plan import BatchSpec, Plan
+from nest_ssl.data.shared_blocks import keep_blocks
 
 
 class BatchSampler(Sampler[Any], ABC):
@@ -81,13 +82,15 @@ class PlannedLoader(DataLoader[AudioNoiseBatch]):
         persistent_workers: bool = False,
         prefetch_factor: int | None = None,
     ) -> None:
+        pinned = pin_memory and torch.accelerator.is_available()  # torch warns otherwise
         super().__init__(
             dataset,
             batch_size=None,
             sampler=sampler,
             collate_fn=_unchanged,
             num_workers=num_workers,
-            pin_memory=pin_memory and torch.accelerator.is_available(),  # torch warns otherwise
+            pin_memory=pinned,
+            worker_init_fn=keep_blocks if pinned else None,
             # torch refuses these two without loader processes
             persistent_workers=persistent_workers and num_workers > 0,
             prefetch_factor=prefetch_factor if num_workers > 0 else None,
