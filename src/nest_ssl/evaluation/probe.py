@@ -195,7 +195,7 @@ def _attentive_systems(
 
 
 def _log_mels(extractor: FeatureExtractor) -> LogMelStatistics:
-    return LogMelStatistics(extractor.model.cfg.preprocessor).eval().to(extractor.device)
+    return LogMelStatistics(extractor.sample_rate).eval().to(extractor.device)
 
 
 @torch.inference_mode()
