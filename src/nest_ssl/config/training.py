@@ -21,7 +21,7 @@ class TrainerConfig:
     num_nodes: int = 1
     """Machines."""
     accelerator: str = "auto"
-    """auto, cpu, gpu or mps."""
+    """auto, cpu or gpu."""
     strategy: str | dict[str, Any] = "auto"
     """auto, ddp and its variants, fsdp, or a `_target_` of one of Lightning's strategies."""
     precision: int | str | None = 32

@@ -82,7 +82,7 @@ class PlannedLoader(DataLoader[AudioNoiseBatch]):
         persistent_workers: bool = False,
         prefetch_factor: int | None = None,
     ) -> None:
-        pinned = pin_memory and torch.accelerator.is_available()  # torch warns otherwise
+        pinned = pin_memory and torch.cuda.is_available()  # torch warns otherwise
         super().__init__(
             dataset,
             batch_size=None,

@@ -39,6 +39,7 @@ def build_trainer(
     on_gpu = uses_gpu(config)
     arguments |= {
         "strategy": _strategy(config.strategy, on_gpu, 1 if rank is None else rank.world_size),
+        "accelerator": "cuda" if on_gpu else "cpu",  # Lightning's auto would take Apple's GPUs
         "precision": PRECISIONS.get(str(config.precision), config.precision),
         "devices": _devices(config, on_gpu),
         "gradient_clip_val": config.gradient_clip_val or None,
@@ -88,7 +89,10 @@ def _quiet_lightning() -> None:
 def uses_gpu(config: TrainerConfig) -> bool:
     if config.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
         raise ValueError("trainer.accelerator=gpu: no CUDA GPU was found. Use trainer.accelerator=cpu or auto.")
-    return config.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+    if config.accelerator not in ("auto", "cpu", "gpu", "cuda"):
+        reason = "; the codebooks are float64, as NeMo's, which Apple's GPUs have not" * (config.accelerator == "mps")
+        raise ValueError(f"trainer.accelerator={config.accelerator}: not supported{reason}. Use auto, cpu or gpu.")
+    return config.accelerator != "cpu" and torch.cuda.is_available()
 
 
 def _devices(config: TrainerConfig, on_gpu: bool) -> Any:

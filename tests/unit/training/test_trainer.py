@@ -7,6 +7,12 @@ from nest_ssl.config import TrainerConfig
 from nest_ssl.training.trainer import build_trainer
 
 
+@pytest.mark.parametrize(("name", "reason"), [("mps", "float64"), ("tpu", "not supported")])
+def test_an_accelerator_that_is_none_of_ours_is_refused(name: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=f"trainer.accelerator={name}: .*{reason}.* Use auto, cpu or gpu"):
+        build_trainer(TrainerConfig(accelerator=name), [], [])
+
+
 def test_more_devices_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
