@@ -22,11 +22,9 @@ from nest_ssl.nemo_file import nemo_config, write_nemo
 from nest_ssl.training.experiment import RunFolder
 from nest_ssl.training.module import PretrainingModule, model_weights
 from nest_ssl.training.nonfinite import check_finite_weights
+from nest_ssl.training.time_limit import asks_rank_0
 
 log = logging.getLogger(__name__)
-
-ASK_EVERY_N_STEPS = 10
-"""With `train_time_interval`, several ranks ask rank 0 for the time this often."""
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -115,9 +113,8 @@ class LatestCheckpoint(Checkpoint):
             return True
         if self.every_n_steps and step % self.every_n_steps == 0:
             return True
-        if self.every_s is None or (trainer.world_size > 1 and step % ASK_EVERY_N_STEPS):
+        if self.every_s is None or not asks_rank_0(trainer):
             return False
-        # The clocks of the ranks differ, and saving is done by all of them.
         return trainer.strategy.broadcast(time.monotonic() - self._saved_at_s >= self.every_s)
 
     def _save(self, trainer: pl.Trainer) -> None:

@@ -20,6 +20,7 @@ from nest_ssl.distributed.ranks import RankFacts
 from nest_ssl.training.checkpoints import AtomicCheckpointIO
 from nest_ssl.training.environment import LaunchedRank, take_broadcasts_out
 from nest_ssl.training.sharding import fsdp
+from nest_ssl.training.time_limit import TimeLimit
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,8 @@ def build_trainer(
     _quiet_lightning()
     arguments = dict(vars(config))
     on_gpu = uses_gpu(config)
+    if config.max_time is not None:
+        callbacks = [*callbacks, TimeLimit(config.max_time)]
     arguments |= {
         "strategy": _strategy(config.strategy, on_gpu, 1 if rank is None else rank.world_size),
         "accelerator": "cuda" if on_gpu else "cpu",  # Lightning's auto would take Apple's GPUs
@@ -45,6 +48,7 @@ def build_trainer(
         "gradient_clip_val": config.gradient_clip_val or None,
         "logger": loggers or False,
         "callbacks": callbacks,
+        "max_time": None,  # Lightning's timer would broadcast in every step
         "enable_checkpointing": any(isinstance(callback, Checkpoint) for callback in callbacks),
         "enable_progress_bar": False,  # ours reads the GPU only when something is logged
         "enable_model_summary": bool(config.enable_model_summary),

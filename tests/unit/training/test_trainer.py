@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 import torch
+from lightning.pytorch.callbacks import Timer
 
 from nest_ssl.config import TrainerConfig
+from nest_ssl.training.time_limit import TimeLimit
 from nest_ssl.training.trainer import build_trainer
 
 
@@ -37,3 +41,21 @@ def test_a_strategy_can_be_a_target() -> None:
     strategy = {"_target_": "lightning.pytorch.strategies.DDPStrategy", "gradient_as_bucket_view": True}
     trainer = build_trainer(TrainerConfig(strategy=strategy, accelerator="cpu", devices=2), [], [])
     assert type(trainer.strategy).__name__ == "DDPStrategy"
+
+
+@pytest.mark.parametrize(("world_size", "asked"), [(1, 30), (2, 3)])
+def test_several_ranks_do_not_ask_for_the_time_in_every_step(world_size: int, asked: int) -> None:
+    trainer = Mock(world_size=world_size, should_stop=False)
+    trainer.strategy.broadcast.side_effect = lambda stops: stops
+    timer = TimeLimit({"seconds": 0}, verbose=False)
+    timer.on_train_start(trainer, Mock())
+    for step in range(1, 31):
+        trainer.global_step = step
+        timer.on_train_batch_end(trainer)
+        assert trainer.should_stop is (world_size == 1 or step >= 10)
+    assert trainer.strategy.broadcast.call_count == asked
+
+
+def test_the_trainers_time_limit_is_ours() -> None:
+    trainer = build_trainer(TrainerConfig(accelerator="cpu", max_time="00:00:00:05"), [], [])
+    assert [type(callback) for callback in trainer.callbacks if isinstance(callback, Timer)] == [TimeLimit]
