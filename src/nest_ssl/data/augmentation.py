@@ -66,7 +66,7 @@ class SpeakerNoiseAugmentation:
         noise_of: Callable[[int], Samples],
         *,
         generators: Sequence[np.random.Generator],
-        keep_noise: bool = True,
+        mix: bool = True,
     ) -> AudioNoiseBatch:
         """As calling it, with `noise_of(i)` in place of `batch.noise[i]`: asked for only where it is used."""
         assert batch.audio is not None
@@ -83,7 +83,7 @@ class SpeakerNoiseAugmentation:
                 noise_len[i] = len(raw)
             else:
                 row[:] = 0
-        return with_noise(batch, noise, noise_len, keep_noise)
+        return with_noise(batch, noise, noise_len, mix)
 
     def _added(
         self, i: int, audio_rows: Sequence[Samples], noise_of: Callable[[int], Samples], rng: np.random.Generator

@@ -39,10 +39,10 @@ class AudioNoiseBatch:
     audio_len: Tensor | None = None
     """(B,) int64 samples."""
     noise: Tensor | None = None
-    """(B, N) float32: what is added to `audio`; None in training, which does not need it."""
+    """(B, N) float32: what is added to `audio`."""
     noise_len: Tensor | None = None
     noisy_audio: Tensor | None = None
-    """(B, N) float32: audio + noise."""
+    """(B, N) float32: audio + noise; None as long as nobody has mixed them."""
     noisy_audio_len: Tensor | None = None
     """Always `audio_len`."""
     audio_filepaths: list[str] = field(default_factory=list)
@@ -62,6 +62,14 @@ class AudioNoiseBatch:
     def to(self, device: torch.device | str, non_blocking: bool = False) -> AudioNoiseBatch:
         return self._with_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
+    def mixed(self) -> AudioNoiseBatch:
+        """With `noisy_audio`: where it is missing, made on the batch's device in the memory of `noise`, now gone."""
+        if self.noisy_audio is not None:
+            return self
+        if self.audio is None or self.noise is None:
+            raise ValueError("a batch without audio or without noise cannot be mixed")
+        return replace(self, noisy_audio=self.noise.add_(self.audio), noise=None, noise_len=None)
+
     def _with_tensors(self, change: Any) -> AudioNoiseBatch:
         tensors = {f.name: getattr(self, f.name) for f in fields(self) if isinstance(getattr(self, f.name), Tensor)}
         return replace(self, **{name: change(tensor) for name, tensor in tensors.items()})
@@ -71,13 +79,12 @@ def lengths_of(rows: Sequence[Samples]) -> Tensor:
     return torch.tensor([len(row) for row in rows], dtype=torch.int64)
 
 
-def with_noise(batch: AudioNoiseBatch, noise: Tensor, noise_len: Tensor, keep_noise: bool) -> AudioNoiseBatch:
-    """The batch with the noise added; unless the noise by itself is kept, in its memory."""
+def with_noise(batch: AudioNoiseBatch, noise: Tensor, noise_len: Tensor, mix: bool) -> AudioNoiseBatch:
+    """The batch with its noise and, if asked to `mix`, with the sum."""
     assert batch.audio is not None
     assert batch.audio_len is not None
-    noisy = torch.add(batch.audio, noise, out=empty(*noise.shape) if keep_noise else noise)
-    noisy_batch = replace(batch, noisy_audio=noisy, noisy_audio_len=batch.audio_len.clone())
-    return replace(noisy_batch, noise=noise, noise_len=noise_len) if keep_noise else noisy_batch
+    noised = replace(batch, noise=noise, noise_len=noise_len, noisy_audio_len=batch.audio_len.clone())
+    return replace(noised, noisy_audio=torch.add(batch.audio, noise, out=empty(*noise.shape))) if mix else noised
 
 
 def pad_rows(rows: Sequence[Samples], num_samples: int) -> Tensor:

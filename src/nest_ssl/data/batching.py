@@ -41,8 +41,8 @@ class BatchMaker:
     seed: int = 0
     min_audio_len_secs: float = 1.0
     pad_audio_mode: str = "repeat"
-    keep_noise: bool = True
-    """Give `noise` and `noise_len` beside `noisy_audio`."""
+    mix: bool = True
+    """Give `noisy_audio` beside `noise`; else `AudioNoiseBatch.mixed` does."""
 
     def make(
         self, wanted: Sequence[T], spares: Sequence[T], read: Callable[[T], Samples], place: Place
@@ -58,11 +58,11 @@ class BatchMaker:
         audio = pad_rows(audio_rows, max(map(len, audio_rows)))
         batch = AudioNoiseBatch(audio=audio, audio_len=lengths_of(audio_rows), bad_files=bad)
         if self.augmentor is not None:
-            batch = self.augmentor.augment(batch, noise_of, generators=generators, keep_noise=self.keep_noise)
+            batch = self.augmentor.augment(batch, noise_of, generators=generators, mix=self.mix)
         else:
             noise_rows = [noise_of(i) for i in range(len(audio_rows))]
             noise = pad_rows(noise_rows, audio.shape[1])
-            batch = with_noise(batch, noise, lengths_of(noise_rows), self.keep_noise)
+            batch = with_noise(batch, noise, lengths_of(noise_rows), self.mix)
         return replace(batch, loan=loan()), used
 
     def item(self, sample_id: str, samples: Samples, rng: np.random.Generator) -> AudioNoiseItem:

@@ -22,14 +22,15 @@ def build_loader(
     bad_files_path: Path | None = None,
     same_every_epoch: bool = False,
     on_read: OnRead = None,
-    keep_noise: bool = True,
+    mix: bool = True,
 ) -> PlannedLoader:
     """The loader of one rank.
 
     `seed` is the run's, used unless the configuration has its own. Bad files are listed in `bad_files_path`, one JSON
     line each. `same_every_epoch` repeats epoch 0, noise included: what validation needs to be comparable. `on_read` is
-    called with the path of every file just before it is read, in the process that reads it. Without `keep_noise`,
-    batches have no `noise` beside `noisy_audio`: a third less to carry between processes.
+    called with the path of every file just before it is read, in the process that reads it. Without `mix`,
+    batches have no `noisy_audio` until `AudioNoiseBatch.mixed` makes it, on a GPU if they are there: a third less to
+    carry between processes.
     """
     seed = seed if config.seed is None else config.seed
     if config.use_lhotse:
@@ -37,7 +38,7 @@ def build_loader(
 
         return build_lhotse_loader(
             config,
-            build_maker(config, seed, on_read, keep_noise),
+            build_maker(config, seed, on_read, mix),
             rank=rank,
             world_size=world_size,
             seed=seed,
@@ -53,7 +54,7 @@ def build_loader(
             f"drop_last: {num} utterances do not fill one batch on each of {world_size} ranks, so none would be read."
         )
     return PlannedLoader(
-        PlannedBatches(sources, build_maker(config, seed, on_read, keep_noise), on_read),
+        PlannedBatches(sources, build_maker(config, seed, on_read, mix), on_read),
         PlanSampler(plan, rank, same_every_epoch=same_every_epoch),
         max_bad_fraction=config.max_bad_fraction,
         bad_files_path=bad_files_path,
@@ -64,7 +65,7 @@ def build_loader(
     )
 
 
-def build_maker(config: DatasetConfig, seed: int, on_read: OnRead = None, keep_noise: bool = True) -> BatchMaker:
+def build_maker(config: DatasetConfig, seed: int, on_read: OnRead = None, mix: bool = True) -> BatchMaker:
     return BatchMaker(
         sample_rate=config.sample_rate,
         noise=open_noise(config.noise_manifest, config.sample_rate, bank_gb=config.noise_bank_gb, on_read=on_read),
@@ -72,5 +73,5 @@ def build_maker(config: DatasetConfig, seed: int, on_read: OnRead = None, keep_n
         seed=seed,
         min_audio_len_secs=config.min_audio_len_secs,
         pad_audio_mode=config.pad_audio_mode,
-        keep_noise=keep_noise,
+        mix=mix,
     )

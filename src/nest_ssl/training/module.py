@@ -133,7 +133,7 @@ class PretrainingModule(pl.LightningModule):
             bad_files_path=None if self.run_dir is None else self.run_dir / name,
             same_every_epoch=same_every_epoch,
             on_read=None if reads is None else reads.on_read,
-            keep_noise=False,
+            mix=False,
         )
         if reads is not None:
             loader.collate_fn = reads.batch_is_made
@@ -152,7 +152,7 @@ class PretrainingModule(pl.LightningModule):
         self, batch: AudioNoiseBatch, device: torch.device, dataloader_idx: int
     ) -> AudioNoiseBatch:
         """Without waiting for it."""
-        return batch.to(device, non_blocking=True)
+        return batch.to(device, non_blocking=True).mixed()
 
     def on_train_batch_start(self, batch: AudioNoiseBatch, batch_idx: int) -> None:
         # What loggers count with: after a resume Lightning's own is one behind, or not, as the checkpoint was written.

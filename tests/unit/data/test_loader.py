@@ -47,17 +47,17 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("augmentor", [None, "default"])
-def test_without_the_noise_by_itself_the_noisy_audio_is_the_same(
-    corpus: Corpus, kind: str, augmentor: str | None
-) -> None:
+def test_noise_that_is_added_later_makes_the_same_noisy_audio(corpus: Corpus, kind: str, augmentor: str | None) -> None:
     config = corpus.config(**KINDS[kind])
     config = replace(config, batch_augmentor=None) if augmentor is None else config
     for num_workers in (0, 1):
         config = replace(config, num_workers=num_workers)
-        for a, b in zip(two_epochs(config), two_epochs(config, keep_noise=False), strict=True):
-            assert a.noise is not None
-            assert b.noise is b.noise_len is None
-            assert_same(a, replace(b, noise=a.noise, noise_len=a.noise_len))
+        for a, b in zip(two_epochs(config), two_epochs(config, mix=False), strict=True):
+            assert b.noisy_audio is None
+            later = b.mixed()
+            assert later.noise is later.noise_len is None
+            assert_same(a, replace(later, noise=a.noise, noise_len=a.noise_len))
+            assert a.mixed() is a
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -46,7 +46,7 @@ def test_when_nothing_is_given_back_memory_is_fresh() -> None:
 
 
 def loader_that_keeps_blocks(corpus: Corpus, num_workers: int) -> PlannedLoader:
-    loader = build_loader(corpus.config(num_workers=num_workers, persistent_workers=True), seed=3, keep_noise=False)
+    loader = build_loader(corpus.config(num_workers=num_workers, persistent_workers=True), seed=3, mix=False)
     loader.worker_init_fn = keep_blocks  # what page-locking loaders do, which need a GPU
     return loader
 
@@ -67,7 +67,7 @@ def test_batches_in_memory_used_again_are_the_same(corpus: Corpus) -> None:
             loader.set_epoch(epoch)
             yield from loader
 
-    expected = list(map(copied, epochs(build_loader(corpus.config(), seed=3, keep_noise=False))))
+    expected = list(map(copied, epochs(build_loader(corpus.config(), seed=3, mix=False))))
     numbers, pinned = set(), []
     for batch in epochs(loader_that_keeps_blocks(corpus, num_workers=1)):
         assert isinstance(batch.loan, Loan)
@@ -76,17 +76,17 @@ def test_batches_in_memory_used_again_are_the_same(corpus: Corpus) -> None:
         assert pinned[-1].loan is None
     assert len(pinned) == len(expected) > 2 * len(numbers), "so blocks were used several times"
     for ours, theirs in zip(pinned, expected, strict=True):
-        for name in ("audio", "audio_len", "noisy_audio", "noisy_audio_len"):
+        for name in ("audio", "audio_len", "noise", "noise_len"):
             assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
 
 
 def test_batches_that_are_kept_are_not_written_over(corpus: Corpus) -> None:
-    expected = list(map(copied, build_loader(corpus.config(), seed=3, keep_noise=False)))
+    expected = list(map(copied, build_loader(corpus.config(), seed=3, mix=False)))
     kept = list(loader_that_keeps_blocks(corpus, num_workers=2))
     for ours, theirs in zip(kept, expected, strict=True):
-        assert ours.noisy_audio is not None
-        assert theirs.noisy_audio is not None
-        assert torch.equal(ours.noisy_audio, theirs.noisy_audio)
+        assert ours.noise is not None
+        assert theirs.noise is not None
+        assert torch.equal(ours.noise, theirs.noise)
 
 
 def test_without_page_locked_memory_there_is_no_loan(corpus: Corpus) -> None:
