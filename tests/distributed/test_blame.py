@@ -8,6 +8,7 @@ from nest_ssl.distributed import words
 from nest_ssl.distributed.beacon import RankState
 from nest_ssl.distributed.blame import is_suspicious, judge_dead, judge_stalled, with_last_calls
 from nest_ssl.distributed.failure import Failure
+from nest_ssl.distributed.rows import RankRow
 from nest_ssl.distributed.stages import InitPart, Stage, validation_part
 from tests.distributed.facts import FLOOR_S, calls, row, worker
 
@@ -204,3 +205,15 @@ def test_a_long_validation_batch_of_all_ranks_is_given_more_time_than_one_that_o
     verdict = judge_stalled(slow, flights, FLOOR_S)
     assert verdict is not None
     assert verdict.ranks == [1]
+
+
+def test_ranks_that_end_a_long_validation_batch_one_after_the_other_do_not_wait_for_each_other() -> None:
+    def ranks(waited_s: float) -> list[RankRow]:
+        slow = row(0, Stage.VALIDATION, waited_s + 4.0, part=validation_part(Stage.ENCODER), patience_s=30.0)
+        ahead = row(1, Stage.VALIDATION, waited_s, part=validation_part(Stage.DECODER), patience_s=30.0)
+        return [slow, ahead]
+
+    assert judge_stalled(ranks(waited_s=0.03), {}, FLOOR_S) is None
+    verdict = judge_stalled(ranks(waited_s=FLOOR_S + 0.1), {}, FLOOR_S)
+    assert verdict is not None
+    assert verdict.ranks == [0]

@@ -15,8 +15,10 @@ CONFIG_KEY = "model_config"
 
 def write_safetensors(model: EncDecMaskedTokenPredModel, path: Path) -> None:
     """Write the model, whole or not at all."""
-    from safetensors.torch import save
-
+    try:
+        from safetensors.torch import save
+    except ImportError as error:
+        raise CheckpointError(f"{path}: needs safetensors. Install nest-ssl[hf].") from error
     # Weights that stand under several names are written under each: the format knows no sharing.
     weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
     config = nemo_config(model.cfg, type(model).__name__)

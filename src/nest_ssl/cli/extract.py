@@ -77,7 +77,7 @@ def extract(
 
     options = ExtractOptions(format.value, dtype.value, batch_seconds, max_duration, shard_mb, workers)
     extractor = FeatureExtractor(
-        checkpoint, layers, aggregation.value, read_weights(weights), device=device, precision=precision.value
+        checkpoint, layers, aggregation.value, read_weights(weights, layers), device=device, precision=precision.value
     )
     start = time.monotonic()
     with show_progress("extract", "utterances") as show, quiet("nest_ssl.data.manifest"):
@@ -87,15 +87,20 @@ def extract(
         raise typer.Exit(1)
 
 
-def read_weights(text: str | None) -> list[float] | None:
-    """Numbers, or `layer_weights` of the results of `nest-ssl probe`."""
+def read_weights(text: str | None, layers: str) -> list[float] | None:
+    """Numbers, or `layer_weights` of the results of `nest-ssl probe`, which must be of the same layers."""
     if text is None:
         return None
     if text.endswith(".json"):
         try:
-            return [float(weight) for weight in json.loads(Path(text).read_text())["layer_weights"]]
+            results = json.loads(Path(text).read_text())
+            weights, probed = [float(weight) for weight in results["layer_weights"]], results["layers"]
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"--weights {text}: holds no 'layer_weights', as nest-ssl probe writes them.") from error
+        named = ",".join(map(str, probed))
+        if layers != named and not (layers == "all" and probed == list(range(len(probed)))):
+            raise ValueError(f"--weights {text}: these are of the layers {named}. Add --layers {named}.")
+        return weights
     try:
         return [float(part) for part in text.split(",")]
     except ValueError:

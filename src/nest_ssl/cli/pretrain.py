@@ -43,13 +43,15 @@ def pretrain(
 
 def show_result(cfg: NestConfig, run_dir: Path) -> None:
     """Write the report of a finished run; say what came out, where it is, and what to do next."""
+    from nest_ssl.config import ExperimentConfig
     from nest_ssl.evaluation.run_metrics import read_metrics
     from nest_ssl.evaluation.run_verdict import setback
     from nest_ssl.training.experiment import RunFolder
     from nest_ssl.training.summary import describe, places, summarize
 
     _write_report(run_dir)
-    folder, console = RunFolder(run_dir), make_console()
+    params = (cfg.exp_manager or ExperimentConfig()).checkpoint_callback_params
+    folder, console = RunFolder(run_dir, params.dirpath), make_console()
     summary = summarize(folder, cfg)
     found = places(folder, cfg)
     console.print()
@@ -68,6 +70,7 @@ def show_result(cfg: NestConfig, run_dir: Path) -> None:
 def _next_commands(cfg: NestConfig, model: str) -> list[str]:
     by_steps = cfg.trainer.max_steps > 0
     longer = f"max_steps={2 * cfg.trainer.max_steps}" if by_steps else f"max_epochs={2 * (cfg.trainer.max_epochs or 1)}"
+    longer += " trainer.max_time=null" * (cfg.trainer.max_time is not None)  # which counts what was trained already
     return [
         f"nest-ssl info {model}    # what is in it",
         f"nest-ssl pretrain … trainer.{longer}    # the same command with this goes on from here",

@@ -206,6 +206,10 @@ class DatasetConfig:
             raise ValueError(f"bucket_duration_bins: {bins} does not rise from bin to bin.")
         if sizes is not None and (bins is None or len(sizes) != len(bins) + 1):
             raise ValueError("bucket_batch_size: needs one size more than bucket_duration_bins has boundaries.")
+        if sizes is not None and self.use_lhotse:
+            raise ValueError("bucket_batch_size: belongs to buckets of ours; use_lhotse takes batch_duration.")
+        if self.max_utts and self.is_tarred:
+            raise ValueError("max_utts: does nothing for tar shards, which are read whole. Shorten the manifest.")
         for key in ("bucketing_weights", "bucketing_batch_size", "bucket_batch_size"):
             values = getattr(self, key)
             for value in values if isinstance(values, list) else [values]:

@@ -67,6 +67,8 @@ class TrainerConfig:
     def __post_init__(self) -> None:
         at_least("trainer.num_nodes", self.num_nodes, 1)
         at_least("trainer.accumulate_grad_batches", self.accumulate_grad_batches, 1)
+        if self.overfit_batches:
+            raise ValueError("trainer.overfit_batches: the batch plan knows no such thing. Use limit_train_batches.")
         if isinstance(self.strategy, dict):
             name = resolve_target(self.strategy.get("_target_"), "trainer.strategy._target_")
             if not name.endswith("Strategy"):
@@ -109,6 +111,8 @@ class CheckpointConfig:
             raise ValueError(f"{where}.train_time_interval: {interval!r} is not of the form DD:HH:MM:SS.")
         if interval is not None and self.every_n_train_steps is not None:
             raise ValueError(f"{where}: give train_time_interval or every_n_train_steps, not both.")
+        if self.save_weights_only and self.always_save_nemo:
+            raise ValueError(f"{where}: save_weights_only saves no more than always_save_nemo does; give one of them.")
 
 
 @dataclass

@@ -20,7 +20,7 @@ class BadDataError(RuntimeError):
     """Too much of the data cannot be read."""
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen: Lightning walks through batches and refuses frozen ones
 class BadFile:
     """One file that could not be read for one place in the plan."""
 

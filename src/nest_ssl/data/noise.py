@@ -164,9 +164,10 @@ def _load_segment(
 ) -> Samples:
     """At most `max_samples` of one noise file (`decoded`: all of it), never silent."""
     duration_s = entry.duration_s
-    if duration_s is None and max_samples is not None:  # a header costs less than a whole recording
-        whole_s = audio_info(entry.audio_filepath).duration_s - entry.offset_s
-        duration_s = whole_s if decoded is None else len(decoded) / sample_rate
+    if duration_s is None and decoded is not None:
+        duration_s = len(decoded) / sample_rate
+    elif duration_s is None and max_samples is not None:  # a header costs less than a whole recording
+        duration_s = audio_info(entry.audio_filepath).duration_s - entry.offset_s
     if max_samples is not None and duration_s is not None and duration_s > max_samples / sample_rate:
         length_s = max_samples / sample_rate
         for _ in range(max_trial):

@@ -244,8 +244,9 @@ def _by_place(active: Sequence[RankRow]) -> Verdict | None:
         return None
     # Of groups of one size, the one that is behind.
     smallest = min(groups.values(), key=lambda rows: (len(rows), rows[0].step, rows[0].stage))
-    others_wait = len(groups) > 1
-    culprits = [row for row in smallest if row.in_stage_s > (row.limit_s if others_wait else row.patience_s)]
+    others = [row for rows in groups.values() if rows is not smallest for row in rows]
+    waited_s = min((row.in_stage_s for row in others), default=0.0)  # who moved a moment ago has only been faster
+    culprits = [row for row in smallest if row.in_stage_s > (row.limit_s if waited_s > row.limit_s else row.patience_s)]
     if not culprits:
         return None
     return Verdict("stalled", culprits, max(row.in_stage_s for row in culprits), waiting=_others(active, culprits))

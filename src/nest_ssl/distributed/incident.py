@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from nest_ssl.distributed import words
 from nest_ssl.distributed.blame import Verdict
 from nest_ssl.distributed.exit_codes import NEEDS_A_PERSON, RESUMABLE
@@ -138,5 +140,15 @@ def read_incidents(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def newest_checkpoint(run_dir: Path) -> Path | None:
-    found = sorted((run_dir / "checkpoints").glob("*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
+    found = sorted(_checkpoints(run_dir).glob("*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
     return found[-1] if found else None
+
+
+def _checkpoints(run_dir: Path) -> Path:
+    """Where the run's configuration has them."""
+    try:
+        cfg = yaml.safe_load((run_dir / "hparams.yaml").read_text())
+        dirpath = cfg["exp_manager"]["checkpoint_callback_params"]["dirpath"]
+    except (OSError, yaml.YAMLError, KeyError, TypeError):  # not written yet, or only in part
+        dirpath = None
+    return run_dir / "checkpoints" if dirpath is None else Path(dirpath).expanduser()

@@ -82,7 +82,7 @@ def extract_features(
     output.mkdir(parents=True, exist_ok=True)
     _check_settings(output, _settings(extractor, options))
     store = open_store(output, options.format, int(options.shard_mb * 1e6))
-    result = Extracted(bad=bad)
+    result = Extracted(bad=list(bad))
     missing = [item for item in unique(items) if store.find(item.key) is None]
     total = len(unique(items))
     result.num_kept = total - len(missing)
@@ -93,7 +93,7 @@ def extract_features(
         writer = _Writer(store, pool, options.dtype)
         for batch, waveforms in _read_ahead(batches(pairs, batch_s), extractor.sample_rate, pool):
             _extract_batch(extractor, batch, waveforms, writer, result)
-            report(result.num_kept + result.num_new + len(result.bad), total + len(bad))
+            report(result.num_kept + result.num_new + len(result.bad), total + len(bad))  # the bad ones are no items
         writer.finish()
     _write_lines(output / INDEX, [line for item in items if (line := _index_line(item, store)) is not None])
     (output / BAD).unlink(missing_ok=True)

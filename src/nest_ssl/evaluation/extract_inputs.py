@@ -45,14 +45,13 @@ def list_items(source: Path) -> tuple[list[Item], list[Bad]]:
     if is_tarred_manifest(str(source)):
         raise ValueError(f"{source}: its audio lies in tar shards. Give the manifest that the shards were made from.")
     entries = [Entry(str(source))] if is_audio(source) else list_entries(source)
-    root = os.path.abspath(source if source.is_dir() else source.parent)
     items: list[Item] = []
     bad: list[Bad] = []
     for entry in entries:
         if entry.error is not None:
             bad.append(Bad(entry.path, entry.error))
         else:
-            items.append(_item(entry, root))
+            items.append(_item(entry))
     if not items and not bad:
         raise ValueError(f"{source}: no audio in it.")
     return items, bad
@@ -73,12 +72,11 @@ def is_audio(source: Path) -> bool:
         return error.start < len(head) - 4  # else: a character that was cut in two
 
 
-def _item(entry: Entry, root: str) -> Item:
+def _item(entry: Entry) -> Item:
     extra = {name: value for name, value in entry.item.items() if name not in ("duration", "offset")}
     offset_s, duration_s = entry.item.get("offset") or 0.0, entry.item.get("duration")
     path = os.path.abspath(entry.path)
-    inside = os.path.relpath(path, root) if path.startswith(os.path.join(root, "")) else path
-    digest = hashlib.sha256(f"{inside.replace(os.sep, '/')}\0{offset_s}\0{duration_s}".encode(errors="surrogateescape"))
+    digest = hashlib.sha256(f"{path}\0{offset_s}\0{duration_s}".encode(errors="surrogateescape"))
     stem = re.sub(r"[^\w.-]+", "_", Path(path).stem, flags=re.ASCII)[:80]
     return Item(path, offset_s, duration_s, f"{digest.hexdigest()[:16]}-{stem}", extra)
 

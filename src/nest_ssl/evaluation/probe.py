@@ -266,7 +266,7 @@ def write_results(result: ProbeResult, options: ProbeOptions, output: Path, abou
     content |= {"layers": result.layers, "layer_weights": result.layer_weights, "classes": result.classes}
     content |= {"num_train": result.num_train, "num_test": result.num_test, "most_frequent": result.most_frequent}
     content |= {"confusion": result.confusion_CC.tolist(), "options": asdict(options), **about}
-    write_layer_weights(result.layer_weights, output / "layer_weights.svg")
+    write_layer_weights(result.layer_weights, result.layers, output / "layer_weights.svg")
     write_confusion(result.confusion_CC, result.classes, output / "confusion.svg")
     with replacing(output / "results.json") as file:
         file.write(json.dumps(content, indent=2).encode() + b"\n")

@@ -119,6 +119,17 @@ class Classifier(nn.Module):
         return logits_BC
 
 
+def _at_least_two(batches: list[list[int]]) -> list[list[int]]:
+    """A batch of one has no statistics for the norms of the head: it is joined with its neighbours in length."""
+    out: list[list[int]] = []
+    for batch in batches:
+        if out and (len(out[-1]) == 1 or (len(batch) == 1 and batch is batches[-1])):
+            out[-1] = out[-1] + batch
+        else:
+            out.append(batch)
+    return out
+
+
 def train_classifier(
     net: Classifier,
     examples: list[Example],
@@ -134,9 +145,7 @@ def train_classifier(
     if options.finetune:
         groups.append({"params": list(net.model.encoder.parameters()), "lr": options.encoder_lr})
     optimizer = torch.optim.AdamW(groups, weight_decay=1e-2)
-    batches = length_sorted(examples, options.batch_s)
-    # A batch of one has no statistics for the norms of the head: join it with its neighbour.
-    batches = [batches[-2] + batches[-1], *batches[:-2]] if len(batches) > 1 and len(batches[-1]) == 1 else batches
+    batches = _at_least_two(length_sorted(examples, options.batch_s))
     total = options.epochs * len(batches)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate(step, total, options.warmup_share))
     net.train()

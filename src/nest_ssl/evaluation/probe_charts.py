@@ -25,8 +25,8 @@ _BAR, _CELL, _HEIGHT, _LEFT, _TOP = 26, 34, 180, 56, 34
 _MAX_NAME = 14
 
 
-def write_layer_weights(weights: Sequence[float], path: Path) -> None:
-    """A bar for each layer."""
+def write_layer_weights(weights: Sequence[float], layers: Sequence[int], path: Path) -> None:
+    """A bar for each layer, under its number."""
     width = _LEFT + _BAR * len(weights) + 16
     foot = _TOP + _HEIGHT
     top = max(max(weights), 1e-9) * 1.05
@@ -34,8 +34,8 @@ def write_layer_weights(weights: Sequence[float], path: Path) -> None:
     for tick in ticks(top, 5):
         y = foot - tick / top * _HEIGHT
         parts += [line(_LEFT, y, width - 8, y, "grid"), text(_LEFT - 6, y + 4, f"{tick:g}", anchor="end")]
-    for layer, weight in enumerate(weights):
-        x, height = _LEFT + _BAR * layer + 4, weight / top * _HEIGHT
+    for place, (layer, weight) in enumerate(zip(layers, weights, strict=True)):
+        x, height = _LEFT + _BAR * place + 4, weight / top * _HEIGHT
         parts.append(rect(x, foot - height, _BAR - 8, height, "bar", f"layer {layer}: {weight:.3f}"))
         parts.append(text(x + _BAR / 2 - 4, foot + 16, str(layer), anchor="middle"))
     parts.append(line(_LEFT, foot, width - 8, foot))

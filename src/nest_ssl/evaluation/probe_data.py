@@ -14,7 +14,7 @@ from nest_ssl.audio.mixing import Samples, gain_for_ratio, power, repeat_to
 from nest_ssl.data import NoiseSource, Utterance, open_manifests
 
 GROUP_KEY = "speaker"
-"""Utterances that share this key stay on one side when the strength of the L2 penalty is chosen."""
+"""Utterances that share this key (unless it is the label) stay on one side when the L2 penalty is chosen."""
 MAX_NAMED = 10
 NOISE_BANK_BYTES = 200_000_000
 
@@ -65,7 +65,8 @@ def labelled(manifest: str, key: str) -> list[Example]:
         if label is None or isinstance(label, (dict, list)):
             known = ", ".join(sorted(utterance.extra)) or "none"
             raise ValueError(f"{utterance.manifest}:{utterance.line}: no label '{key}'. Keys of this line: {known}.")
-        group = utterance.extra.get(GROUP_KEY, f"{utterance.manifest}:{utterance.line}")
+        alone = f"{utterance.manifest}:{utterance.line}"
+        group = alone if key == GROUP_KEY else utterance.extra.get(GROUP_KEY, alone)
         examples.append(Example(utterance, str(label), str(group)))
     if not examples:
         raise ValueError(f"{manifest}: no utterances in it.")

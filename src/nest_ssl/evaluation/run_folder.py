@@ -86,9 +86,15 @@ def open_run(folder: Path) -> Run:
         config=config,
         config_text=config_text,
         commit=commit.read_text(encoding="utf-8", errors="replace").strip() if commit.is_file() else "",
-        checkpoint=newest_checkpoint(folder / CHECKPOINTS),
+        checkpoint=newest_checkpoint(_checkpoints(folder, config)),
         notes=[*metrics.notes, *notes],
     )
+
+
+def _checkpoints(folder: Path, config: NestConfig | None) -> Path:
+    exp = None if config is None else config.exp_manager
+    dirpath = None if exp is None else exp.checkpoint_callback_params.dirpath
+    return folder / CHECKPOINTS if dirpath is None else Path(dirpath).expanduser()
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
@@ -113,4 +119,4 @@ def _suggestion(folder: Path) -> str:
     """Runs below `folder`, newest first: a run has a folder of its own in that of its experiment."""
     inside = sorted({path.parent for path in folder.glob(f"*/{METRICS}")}, key=lambda run: run.stat().st_mtime)
     names = ", ".join(str(run) for run in inside[::-1][:MAX_SUGGESTED])
-    return f" Runs in it: {names}." if names else " A run keeps them in nest_experiments/NAME/DATE."
+    return f" Runs in it: {names}." if names else " A run keeps them in nest_experiments/NAME."

@@ -8,6 +8,7 @@ from lightning.pytorch.callbacks import WeightAveraging
 from torch import Tensor
 
 from nest_ssl.config import EmaConfig
+from nest_ssl.training.watch import share_statistics
 
 
 class ExponentialAverage(WeightAveraging):
@@ -33,6 +34,8 @@ class ExponentialAverage(WeightAveraging):
     def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not self.config.validate_original_weights:
             super().on_validation_epoch_start(trainer, pl_module)
+            if trainer.world_size > 1:
+                share_statistics(pl_module)  # every rank has averaged its own
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not self.config.validate_original_weights:

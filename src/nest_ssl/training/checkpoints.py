@@ -22,7 +22,7 @@ from nest_ssl.nemo_file import nemo_config, write_nemo
 from nest_ssl.training.experiment import RunFolder
 from nest_ssl.training.module import PretrainingModule, model_weights
 from nest_ssl.training.nonfinite import check_finite_weights
-from nest_ssl.training.time_limit import asks_rank_0
+from nest_ssl.training.time_limit import asks_rank_0, is_within_step
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ def checkpoint_callbacks(exp: ExperimentConfig, folder: RunFolder, name: str) ->
         return []
     params = exp.checkpoint_callback_params
     best = ModelCheckpoint(
-        dirpath=params.dirpath or folder.checkpoints,
+        dirpath=folder.checkpoints,
         filename=params.filename or f"{params.prefix or name}--{{{params.monitor}:.4f}}-{{epoch}}-{{step}}",
         monitor=params.monitor,
         mode=params.mode,
@@ -72,7 +72,7 @@ def checkpoint_callbacks(exp: ExperimentConfig, folder: RunFolder, name: str) ->
     )
     callbacks: list[Callback] = [best]
     if params.save_last or params.every_n_train_steps or params.train_time_interval:
-        callbacks.append(LatestCheckpoint(Path(params.dirpath or folder.checkpoints), params))
+        callbacks.append(LatestCheckpoint(folder.checkpoints, params))
     return [*callbacks, NemoFiles(folder, params, best)]
 
 
@@ -89,6 +89,8 @@ class LatestCheckpoint(Checkpoint):
         self.every_s = _seconds(params.train_time_interval)
         self._saved_at_s = time.monotonic()
         self._saved_step = 0
+        self._is_owed = False
+        """A validation came in the middle of a step."""
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._saved_at_s, self._saved_step = time.monotonic(), trainer.global_step
@@ -100,14 +102,15 @@ class LatestCheckpoint(Checkpoint):
             self._save(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if not trainer.sanity_checking:
+        self._is_owed = is_within_step(trainer)
+        if not trainer.sanity_checking and not self._is_owed:
             self._save(trainer)
 
     def _is_due(self, trainer: pl.Trainer) -> bool:
         step = trainer.global_step
-        if step == self._saved_step:  # gradients are being accumulated
+        if step == self._saved_step or is_within_step(trainer):
             return False
-        if trainer.should_stop or step == trainer.max_steps:
+        if self._is_owed or trainer.should_stop or step == trainer.max_steps:
             return True
         if trainer.is_last_batch and not trainer.enable_validation:
             return True
@@ -118,6 +121,7 @@ class LatestCheckpoint(Checkpoint):
         return trainer.strategy.broadcast(time.monotonic() - self._saved_at_s >= self.every_s)
 
     def _save(self, trainer: pl.Trainer) -> None:
+        self._is_owed = False
         if trainer.global_step > self._saved_step:
             self._saved_at_s, self._saved_step = time.monotonic(), trainer.global_step
             trainer.save_checkpoint(self.path, self.weights_only)

@@ -28,10 +28,12 @@ class RunFolder:
     """Where a run keeps its things."""
 
     path: Path
+    dirpath: str | None = None
+    """`checkpoint_callback_params.dirpath`: another folder for checkpoints."""
 
     @property
     def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
+        return self.path / "checkpoints" if self.dirpath is None else Path(self.dirpath).expanduser().absolute()
 
     @property
     def metrics_csv(self) -> Path:
@@ -42,18 +44,22 @@ class RunFolder:
 
 
 def run_folder(cfg: NestConfig) -> RunFolder:
-    """exp_dir/name/version; without a version folder when resuming, so that the same command finds the run again."""
     exp = cfg.exp_manager or ExperimentConfig()
+    return RunFolder(_run_path(exp, cfg.name), exp.checkpoint_callback_params.dirpath)
+
+
+def _run_path(exp: ExperimentConfig, name: str) -> Path:
+    """exp_dir/name/version; without a version folder when resuming, so that the same command finds the run again."""
     if exp.explicit_log_dir is not None:
-        return RunFolder(Path(exp.explicit_log_dir).expanduser().absolute())
-    base = Path(exp.exp_dir or DEFAULT_ROOT).expanduser().absolute() / (exp.name or cfg.name)
+        return Path(exp.explicit_log_dir).expanduser().absolute()
+    base = Path(exp.exp_dir or DEFAULT_ROOT).expanduser().absolute() / (exp.name or name)
     if exp.version is not None:
-        return RunFolder(base / exp.version)
+        return base / exp.version
     if exp.resume_if_exists:
-        return RunFolder(base)
+        return base
     if VERSION_VARIABLE not in os.environ:
         os.environ[VERSION_VARIABLE] = _new_version(base, exp.use_datetime_version)
-    return RunFolder(base / os.environ[VERSION_VARIABLE])
+    return base / os.environ[VERSION_VARIABLE]
 
 
 def _new_version(base: Path, by_time: bool) -> str:
@@ -69,7 +75,8 @@ def create(folder: RunFolder, cfg: NestConfig) -> None:
         if not Path(name).is_file():
             raise ValueError(f"exp_manager.files_to_copy: {name}: no such file.")
     try:
-        folder.checkpoints.mkdir(parents=True, exist_ok=True)
+        for path in (folder.path, folder.checkpoints):
+            path.mkdir(parents=True, exist_ok=True)
         for left_over in folder.checkpoints.glob(".*.tmp"):  # of a save that was killed
             left_over.unlink()
         (folder.path / "hparams.yaml").write_text(yaml.safe_dump(dataclasses.asdict(cfg), sort_keys=False))

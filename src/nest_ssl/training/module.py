@@ -267,8 +267,19 @@ class PretrainingModule(pl.LightningModule):
         checkpoint["data_position"] = vars(self._data_position())
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if "data_position" in checkpoint:
-            self.resume_at = DataPosition(**checkpoint["data_position"])
+        if "data_position" not in checkpoint or "loops" not in checkpoint:  # of weights alone
+            return
+        self.resume_at = DataPosition(**checkpoint["data_position"])
+        # Lightning counts the batches of the epoch too, and ends it by its count.
+        moved = self.resume_at.on(self.world_size).batch - self.resume_at.batch
+        counted = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]
+        counted.update({name: count + moved for name, count in counted.items() if isinstance(count, int)})
+        if isinstance(self.trainer.train_dataloader, PlannedLoader):  # FSDP loads the checkpoint after the data
+            self.resume_at.apply(self.trainer.train_dataloader, self.world_size)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies, as of averaged weights: the watch and graphs belong to the one that trains."""
+        return {**super().__getstate__(), "watch": None, "_captured": None}
 
     def _data_position(self) -> DataPosition:
         loader = self.trainer.train_dataloader

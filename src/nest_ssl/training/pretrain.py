@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -25,6 +26,7 @@ from nest_ssl.training.run_log import log_to_file
 from nest_ssl.training.seeding import Stage, seed_everything
 from nest_ssl.training.time_limit import TimePerRun
 from nest_ssl.training.trainer import build_trainer
+from nest_ssl.training.validation_sets import validation_sets
 from nest_ssl.training.watch import Watch
 
 log = logging.getLogger(__name__)
@@ -44,7 +46,10 @@ def pretrain(cfg: NestConfig, agent: RankAgent | None = None) -> RunFolder:
     if watch is not None:
         callbacks = [*watch.callbacks(cfg, folder, checkpoint), *callbacks, *watch.last_callbacks(cfg, folder)]
     rank = agent.facts if agent is not None and agent.facts.world_size > 1 else None
-    trainer = build_trainer(cfg.trainer, callbacks, [metrics, *_loggers(exp, folder)], rank)
+    options = cfg.trainer
+    if not validation_sets(cfg.model.validation_ds):
+        options = replace(options, limit_val_batches=0)  # else Lightning takes every epoch's end for a validation
+    trainer = build_trainer(options, callbacks, [metrics, *_loggers(exp, folder)], rank)
     seed_everything(cfg.seed, Stage.WEIGHTS)
     module = PretrainingModule(EncDecDenoiseMaskedTokenPredModel(cfg.model), cfg, folder.path, watch)
     if checkpoint is None:

@@ -21,6 +21,7 @@ from nest_ssl.training.compare import CompareRanks
 from nest_ssl.training.experiment import RunFolder
 from nest_ssl.training.module import PretrainingModule
 from nest_ssl.training.stage_hooks import attach_stage_hooks
+from nest_ssl.training.time_limit import is_within_step
 from nest_ssl.training.trace import BarrierBeforeEncoder, TraceStages
 
 
@@ -190,7 +191,7 @@ class StopTogether(Checkpoint):
             self._save_if_due(trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if not trainer.sanity_checking:
+        if not trainer.sanity_checking and not is_within_step(trainer):
             self._save_if_due(trainer)
 
     def _save_if_due(self, trainer: pl.Trainer) -> None:

@@ -54,7 +54,7 @@ def test_unreadable_audio_is_named_and_ends_in_1(
 
 
 def test_weights_of_layers_come_from_numbers_or_a_probe(checkpoint: Path, corpus: Path, tmp_path: Path) -> None:
-    (tmp_path / "results.json").write_text(json.dumps({"layer_weights": [0.25, 0.75]}))
+    (tmp_path / "results.json").write_text(json.dumps({"layer_weights": [0.25, 0.75], "layers": [0, 1]}))
     outputs = []
     for number, weights in enumerate(("0.25,0.75", tmp_path / "results.json")):
         out = tmp_path / f"out_{number}"

@@ -26,7 +26,12 @@ def test_a_block_is_used_again_only_after_it_was_given_back() -> None:
     assert blocks.take(900).data_ptr() == first.data_ptr()
     assert blocks.loan().numbers == [0]
     other.give_back()
-    assert blocks.take(1024).data_ptr() == second.data_ptr(), "sizes are rounded up to a power of two"
+    assert blocks.take(1024).data_ptr() == second.data_ptr(), "sizes are rounded up"
+
+
+@pytest.mark.parametrize("num_bytes", [1, 4096, 4097, 64 * 256_000 * 4, 64 * 272_123 * 4])
+def test_a_block_has_little_more_room_than_it_needs(num_bytes: int) -> None:
+    assert num_bytes <= Blocks().take(num_bytes).nbytes() <= max(num_bytes + 4095, num_bytes * 9 / 8)
 
 
 def test_a_block_that_is_too_small_makes_room_for_a_larger_one() -> None:

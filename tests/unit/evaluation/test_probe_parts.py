@@ -166,9 +166,9 @@ def test_the_attentive_head_weighs_layers_equally_at_first() -> None:
 
 
 def test_pictures_are_well_formed_and_name_what_they_show(tmp_path: Path) -> None:
-    write_layer_weights([0.1, 0.7, 0.2], tmp_path / "weights.svg")
+    write_layer_weights([0.1, 0.7, 0.2], [0, 5, 11], tmp_path / "weights.svg")
     write_confusion(np.array([[3, 1], [0, 4]]), ["<low>", "a very long name of a class"], tmp_path / "confusion.svg")
-    for name, words in (("weights.svg", "layer 1: 0.700"), ("confusion.svg", "<low> taken for a very long n…: 1")):
+    for name, words in (("weights.svg", "layer 5: 0.700"), ("confusion.svg", "<low> taken for a very long n…: 1")):
         root = ElementTree.parse(tmp_path / name).getroot()
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
         assert words in "\n".join(root.itertext())

@@ -47,6 +47,7 @@ def test_a_strategy_can_be_a_target() -> None:
 def test_several_ranks_do_not_ask_for_the_time_in_every_step(world_size: int, asked: int) -> None:
     trainer = Mock(world_size=world_size, should_stop=False)
     trainer.strategy.broadcast.side_effect = lambda stops: stops
+    trainer.fit_loop.epoch_loop._should_accumulate.return_value = False
     timer = TimeLimit({"seconds": 0}, verbose=False)
     timer.on_train_start(trainer, Mock())
     for step in range(1, 31):

@@ -1,0 +1,117 @@
+"""When checkpoints are written, and that a run goes on from them: odd moments, odd places."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.integration.runs import arguments, losses, make_corpus, run, run_here
+
+QUIET = "trainer.enable_progress_bar=false"
+EACH_EPOCH = "exp_manager.checkpoint_callback_params.every_n_train_steps=null"
+STEPS_PER_EPOCH = 6
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpus")
+    make_corpus(folder)
+    return folder
+
+
+def saved_step(path: Path) -> int:
+    return int(torch.load(path, weights_only=True)["global_step"])
+
+
+def test_without_validation_every_epoch_is_saved(
+    corpus: Path, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    steps = f"trainer.max_steps={STEPS_PER_EPOCH + 2}"
+    stops = run_here(arguments(corpus, tmp_path, "run", "~model.validation_ds", QUIET, EACH_EPOCH, steps))
+    assert saved_step(stops / "checkpoints" / "last.ckpt") == STEPS_PER_EPOCH + 2
+    ends = run_here(
+        arguments(corpus, tmp_path, "one", "~model.validation_ds", QUIET, EACH_EPOCH, "trainer.max_epochs=1")
+    )
+    assert saved_step(ends / "checkpoints" / "last.ckpt") == STEPS_PER_EPOCH
+    assert [str(warning.message) for warning in recwarn if "monitor" in str(warning.message)] == []
+
+
+def test_a_time_limit_without_validation_leaves_a_checkpoint(corpus: Path, tmp_path: Path) -> None:
+    limit = ("exp_manager.max_time_per_run=00:00:00:01", "trainer.max_steps=10000")
+    stopped = run_here(arguments(corpus, tmp_path, "run", "~model.validation_ds", QUIET, EACH_EPOCH, *limit))
+    assert saved_step(stopped / "checkpoints" / "last.ckpt") == max(losses(stopped / "metrics.csv")) + 1
+
+
+def test_checkpoints_in_another_folder_are_found_again(corpus: Path, tmp_path: Path) -> None:
+    elsewhere = f"exp_manager.checkpoint_callback_params.dirpath={tmp_path / 'elsewhere'}"
+    whole = run_here(arguments(corpus, tmp_path, "whole", QUIET))
+    for steps in (6, 10):
+        parts = run_here(arguments(corpus, tmp_path, "parts", QUIET, elsewhere, f"trainer.max_steps={steps}"))
+    assert losses(parts / "metrics.csv") == losses(whole / "metrics.csv")
+    assert not (parts / "checkpoints").exists()
+    assert {path.suffix for path in (tmp_path / "elsewhere").iterdir()} == {".ckpt", ".nemo"}
+
+
+def test_nothing_is_saved_in_the_middle_of_a_step(corpus: Path, tmp_path: Path) -> None:
+    """Validation after 3 batches of 4 to a step: its checkpoint waits for the step."""
+    sums = ("trainer.accumulate_grad_batches=4", "trainer.val_check_interval=3", EACH_EPOCH)
+    best = "exp_manager.checkpoint_callback_params.save_top_k=0"
+    whole = run_here(arguments(corpus, tmp_path, "whole", QUIET, *sums, best, "trainer.max_steps=6"))
+    for steps in (3, 6):
+        parts = run_here(arguments(corpus, tmp_path, "parts", QUIET, *sums, best, f"trainer.max_steps={steps}"))
+    assert losses(parts / "metrics.csv") == losses(whole / "metrics.csv")
+
+
+@pytest.mark.parametrize(("ranks", "steps", "then", "epoch_ends_at"), [(2, 2, 1, 4), (1, 4, 2, 5)])
+def test_on_another_number_of_ranks_the_epoch_is_gone_through_to_its_end(
+    corpus: Path, tmp_path: Path, ranks: int, steps: int, then: int, epoch_ends_at: int
+) -> None:
+    """An epoch has 6 steps on one rank and 3 on two; two thirds of it are trained on the first number of ranks."""
+    for devices, max_steps in ((ranks, steps), (then, 6)):
+        done = run(
+            arguments(
+                corpus, tmp_path, "run", f"trainer.devices={devices}", f"trainer.max_steps={max_steps}", EACH_EPOCH
+            )
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+    assert f"resumed on {then} ranks, was {ranks}" in done.stderr
+    with (tmp_path / "run" / "metrics.csv").open() as file:
+        validated = [int(row["step"]) + 1 for row in csv.DictReader(file) if row["val_loss"]]
+    assert epoch_ends_at in validated
+    assert epoch_ends_at - 1 not in validated
+
+
+def test_an_average_of_weights_can_be_had_from_the_command_line(corpus: Path, tmp_path: Path) -> None:
+    done = run(arguments(corpus, tmp_path, "run", "exp_manager.ema.enable=true", "trainer.max_steps=3"))
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        (("trainer.overfit_batches=2",), "trainer.overfit_batches: the batch plan knows no such thing"),
+        (("model.train_ds.max_utts=5", "model.train_ds.is_tarred=true"), "max_utts: does nothing for tar shards"),
+        (
+            tuple(
+                f"model.train_ds.{option}"
+                for option in ("use_lhotse=true", "bucket_duration_bins=[5]", "bucket_batch_size=[4,2]")
+            ),
+            "bucket_batch_size: belongs to buckets of ours",
+        ),
+        (
+            tuple(
+                f"exp_manager.checkpoint_callback_params.{key}=true"
+                for key in ("save_weights_only", "always_save_nemo")
+            ),
+            "give one of them",
+        ),
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(
+    corpus: Path, tmp_path: Path, option: tuple[str, ...], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        run_here(arguments(corpus, tmp_path, "run", QUIET, *option))
