@@ -64,6 +64,16 @@ def test_weights_of_layers_come_from_numbers_or_a_probe(checkpoint: Path, corpus
         np.testing.assert_array_equal(one, other)
 
 
+def test_weights_of_other_layers_are_refused(
+    checkpoint: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "results.json").write_text(json.dumps({"layer_weights": [0.25, 0.75], "layers": [1, 0]}))
+    weighted = ("--aggregation", "weighted", "--weights", tmp_path / "results.json", "--device", "cpu")
+    run("extract", checkpoint, corpus, tmp_path / "out", *weighted, code=1)
+    assert "these are of the layers 1,0. Add --layers 1,0." in capsys.readouterr().err
+    run("extract", checkpoint, corpus, tmp_path / "out", *weighted, "--layers", "1,0")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

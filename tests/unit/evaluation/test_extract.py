@@ -160,6 +160,27 @@ def test_one_file_a_folder_and_a_list_are_inputs_too(
         assert len(stored(out)) == count
 
 
+def test_files_of_the_same_name_in_two_folders_keep_their_own_features(
+    extractor: FeatureExtractor, tmp_path: Path
+) -> None:
+    for folder, duration_s in (("a", 0.5), ("b", 1.1)):
+        (tmp_path / folder).mkdir()
+        soundfile.write(tmp_path / folder / "0.wav", tone(duration_s, 120, 0), RATE)
+        result = extract_features(extractor, tmp_path / folder, tmp_path / "out")
+        assert (result.num_new, result.num_kept) == (1, 0)
+        (features,) = stored(tmp_path / "out").values()
+        assert features.shape[-1] == extractor(tmp_path / folder / "0.wav").shape[-1]
+
+
+def test_the_last_report_says_that_all_is_done(extractor: FeatureExtractor, manifest: Path, tmp_path: Path) -> None:
+    (manifest.parent / "1.wav").write_bytes(b"")
+    text = manifest.read_text()
+    manifest.write_text("".join(line.replace('"duration"', '"was"') + "\n" for line in text.splitlines()))
+    seen: list[tuple[int, int]] = []
+    extract_features(extractor, manifest, tmp_path / "out", report=lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (6, 6)
+
+
 def test_segments_of_one_file_have_features_of_their_own(extractor: FeatureExtractor, tmp_path: Path) -> None:
     soundfile.write(tmp_path / "long.wav", tone(3.0, 100, 0), RATE)
     segments = [{"audio_filepath": "long.wav", "offset": offset, "duration": 1.0} for offset in (0.0, 1.0, 1.0)]

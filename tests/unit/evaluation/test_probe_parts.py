@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 
 from nest_ssl.audio.mixing import power
 from nest_ssl.evaluation.log_mel_baseline import LogMelStatistics
-from nest_ssl.evaluation.probe_attentive import AttentiveHead, AttentiveStatistics
+from nest_ssl.evaluation.probe_attentive import AttentiveHead, AttentiveStatistics, _at_least_two
 from nest_ssl.evaluation.probe_charts import write_confusion, write_layer_weights
 from nest_ssl.evaluation.probe_data import (
     check_labels,
@@ -40,6 +41,21 @@ def test_labels_are_read_and_classes_sorted_as_numbers(manifest: Path) -> None:
     assert [example.label for example in examples] == ["10", "2", "2", "10", "2", "10"]
     assert [example.group for example in examples] == list("aabbcc")
     assert check_labels(examples, examples, "label") == ["2", "10"]
+
+
+def test_where_the_speaker_is_the_label_utterances_are_held_out_one_by_one(manifest: Path) -> None:
+    groups = [example.group for example in labelled(str(manifest), "speaker")]
+    assert len(set(groups)) == len(groups)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "joined"), [([1, 1, 1], [3]), ([1, 3, 1], [5]), ([2, 1, 1, 2], [2, 2, 2]), ([1], [1]), ([4, 1], [5])]
+)
+def test_no_batch_of_the_attentive_head_is_one_utterance(sizes: list[int], joined: list[int]) -> None:
+    batches = [[10 * place + item for item in range(size)] for place, size in enumerate(sizes)]
+    out = _at_least_two(batches)
+    assert [len(batch) for batch in out] == joined
+    assert sorted(chain(*out)) == sorted(chain(*batches))
 
 
 def test_missing_and_unknown_labels_are_named(manifest: Path) -> None:
