@@ -59,4 +59,5 @@ def test_several_ranks_do_not_ask_for_the_time_in_every_step(world_size: int, as
 
 def test_the_trainers_time_limit_is_ours() -> None:
     trainer = build_trainer(TrainerConfig(accelerator="cpu", max_time="00:00:00:05"), [], [])
-    assert [type(callback) for callback in trainer.callbacks if isinstance(callback, Timer)] == [TimeLimit]
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    assert [type(callback) for callback in callbacks if isinstance(callback, Timer)] == [TimeLimit]
