@@ -133,7 +133,7 @@ def _extract_batch(
 def _features(extractor: FeatureExtractor, waveforms: list[Samples]) -> list[torch.Tensor | None]:
     """Features of each, in smaller batches where the memory of a GPU does not hold them; None: not even alone."""
     try:
-        return list(extractor.batch(waveforms))
+        return list(extractor.batch(waveforms, pin=True))
     except torch.OutOfMemoryError:
         if len(waveforms) == 1:
             return [None]

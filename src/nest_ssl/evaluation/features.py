@@ -77,13 +77,16 @@ class FeatureExtractor:
         return self.batch([audio])[0]
 
     @torch.inference_mode()
-    def batch(self, waveforms: Sequence[Samples | Tensor]) -> list[Tensor]:
-        """Features of each of several waveforms (N,), computed together; padding changes nothing."""
+    def batch(self, waveforms: Sequence[Samples | Tensor], *, pin: bool = False) -> list[Tensor]:
+        """Features of each of several waveforms (N,), computed together, on the CPU; padding changes nothing.
+
+        From a GPU they come faster into page-locked memory (`pin`), of which a machine should not hold much.
+        """
         samples_BN, length = pad_waveforms(waveforms, pin=self.device.type == "cuda")
         samples_BN = samples_BN.to(self.device, non_blocking=True)
         features_BLDS, num_frames = self.tensors(samples_BN, length.to(self.device))
         rows = [row[..., :frames] for row, frames in zip(features_BLDS, num_frames.tolist(), strict=True)]
-        return on_host(rows) if self.device.type == "cuda" else rows
+        return on_host(rows) if pin and self.device.type == "cuda" else [row.cpu() for row in rows]
 
     @torch.inference_mode()
     def tensors(self, samples_BN: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:

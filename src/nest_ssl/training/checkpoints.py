@@ -21,8 +21,8 @@ from nest_ssl.files import replacing
 from nest_ssl.nemo_file import nemo_config, write_nemo
 from nest_ssl.training.experiment import RunFolder
 from nest_ssl.training.module import PretrainingModule, model_weights
+from nest_ssl.training.moments import asks_rank_0, is_within_step, validation_is_next
 from nest_ssl.training.nonfinite import check_finite_weights
-from nest_ssl.training.time_limit import asks_rank_0, is_within_step
 
 log = logging.getLogger(__name__)
 
@@ -125,13 +125,6 @@ class LatestCheckpoint(Checkpoint):
         if trainer.global_step > self._saved_step:
             self._saved_at_s, self._saved_step = time.monotonic(), trainer.global_step
             trainer.save_checkpoint(self.path, self.weights_only)
-
-
-def validation_is_next(trainer: pl.Trainer) -> bool:
-    """Whether a validation follows the batch that is being finished."""
-    fetcher = trainer.fit_loop._data_fetcher
-    assert fetcher is not None
-    return trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
 
 
 def _seconds(interval: str | None) -> float | None:

@@ -7,18 +7,7 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Timer
 
-ASK_EVERY_N_STEPS = 10
-"""The clocks of ranks differ; so several ranks ask rank 0, but not in every step, as Lightning's timer does."""
-
-
-def is_within_step(trainer: pl.Trainer) -> bool:
-    """Whether gradients of an unfinished step are held (`accumulate_grad_batches`), which no checkpoint keeps."""
-    return trainer.fit_loop.epoch_loop._should_accumulate()
-
-
-def asks_rank_0(trainer: pl.Trainer) -> bool:
-    """Whether all ranks ask rank 0 for the time after this step."""
-    return trainer.world_size == 1 or trainer.global_step % ASK_EVERY_N_STEPS == 0
+from nest_ssl.training.moments import asks_rank_0, is_within_step
 
 
 class TimeLimit(Timer):

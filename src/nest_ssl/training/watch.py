@@ -16,12 +16,11 @@ from nest_ssl.data import AudioNoiseBatch
 from nest_ssl.distributed.agent import RankAgent
 from nest_ssl.distributed.reads import ReadReport
 from nest_ssl.distributed.stages import InitPart, Stage, validation_part
-from nest_ssl.training.checkpoints import validation_is_next
 from nest_ssl.training.compare import CompareRanks
 from nest_ssl.training.experiment import RunFolder
 from nest_ssl.training.module import PretrainingModule
+from nest_ssl.training.moments import is_within_step, validation_is_next
 from nest_ssl.training.stage_hooks import attach_stage_hooks
-from nest_ssl.training.time_limit import is_within_step
 from nest_ssl.training.trace import BarrierBeforeEncoder, TraceStages
 
 

@@ -71,11 +71,11 @@ def test_a_killed_run_goes_on_and_keeps_what_was_finished(
     options = ExtractOptions(format=kind, batch_s=0.1, shard_mb=1e-6)
     computed = []
 
-    def dies_at_the_fourth(waveforms: list[Any]) -> list[torch.Tensor]:
+    def dies_at_the_fourth(waveforms: list[Any], *, pin: bool) -> list[torch.Tensor]:
         computed.append(len(waveforms))
         if len(computed) == 4:
             raise KeyboardInterrupt
-        return FeatureExtractor.batch(extractor, waveforms)
+        return FeatureExtractor.batch(extractor, waveforms, pin=pin)
 
     monkeypatch.setattr(extractor, "batch", dies_at_the_fourth)
     with pytest.raises(KeyboardInterrupt):
@@ -217,10 +217,10 @@ def test_a_full_disk_stops_the_run(
 def test_a_batch_too_large_for_the_memory_is_halved(
     extractor: FeatureExtractor, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def small_memory(waveforms: list[Any]) -> list[torch.Tensor]:
+    def small_memory(waveforms: list[Any], *, pin: bool) -> list[torch.Tensor]:
         if len(waveforms) > 2 or max(map(len, waveforms)) > 2.2 * RATE:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return FeatureExtractor.batch(extractor, waveforms)
+        return FeatureExtractor.batch(extractor, waveforms, pin=pin)
 
     monkeypatch.setattr(extractor, "batch", small_memory)
     result = extract_features(extractor, manifest, tmp_path / "out")

@@ -53,10 +53,12 @@ def test_features_do_not_depend_on_the_batch(checkpoint: Path) -> None:
 def test_a_gpu_gives_the_features_of_the_cpu(checkpoint: Path) -> None:
     waveforms = [tone(duration_s, 110, seed) for seed, duration_s in enumerate((3.1, 0.9, 2.0))]
     here, there = (FeatureExtractor(checkpoint, device=device, precision="fp32") for device in ("cpu", "cuda"))
-    for ours, theirs in zip(here.batch(waveforms), there.batch(waveforms), strict=True):
-        assert theirs.device.type == "cpu"
-        assert theirs.is_contiguous()
-        torch.testing.assert_close(theirs, ours, atol=1e-4, rtol=1e-4)
+    for pin in (False, True):
+        for ours, theirs in zip(here.batch(waveforms), there.batch(waveforms, pin=pin), strict=True):
+            assert theirs.device.type == "cpu"
+            assert theirs.is_contiguous()
+            assert theirs.is_pinned() == pin
+            torch.testing.assert_close(theirs, ours, atol=1e-4, rtol=1e-4)
 
 
 def test_layers_above_the_highest_one_are_not_computed() -> None:
