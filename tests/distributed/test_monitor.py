@@ -27,7 +27,7 @@ def looking_at(rows_later: list[RankRow], monkeypatch: pytest.MonkeyPatch) -> tu
     monkeypatch.setattr(monitor, "_rows", lambda: rows_later)
     monkeypatch.setattr(monitor, "_stalled", lambda verdict: verdicts.append(verdict))
     for name in ("_dead", "_warn_early", "_warn_slow", "_stop"):
-        monkeypatch.setattr(monitor, name, lambda rows: None)
+        monkeypatch.setattr(monitor, name, lambda *rows: None)
     return monitor, verdicts
 
 

@@ -95,7 +95,7 @@ class Monitor:
                 if verdict is not None and (code := self._stalled(verdict)) is not None:
                     return code
             self._warn_early(rows)
-            self._warn_slow(rows)
+            self._warn_slow()
         return self._stop(rows)
 
     def _flights(self, rows: list[RankRow]) -> dict[int, Flight]:
@@ -184,10 +184,10 @@ class Monitor:
                     f"{row.in_stage_s:.0f} s; at {row.limit_s:.0f} s it counts as stalled"
                 )
 
-    def _warn_slow(self, rows: list[RankRow]) -> None:
+    def _warn_slow(self) -> None:
         if not self.node.recent.update():
             return
-        before, self._slow = self._slow, find_slow(rows)
+        before, self._slow = self._slow, find_slow(self._rows())  # with the window that has just ended
         slow = self._slow
         if slow is None or before is None or (slow.rank, slow.stage) != (before.rank, before.stage):
             return
