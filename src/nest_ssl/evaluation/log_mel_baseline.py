@@ -30,9 +30,8 @@ class LogMelStatistics(nn.Module):
     bands) 0.90, with pauses 0.87.
     """
 
-    def __init__(self, sample_rate: int, *, pause_db: float = PAUSE_DB) -> None:
+    def __init__(self, sample_rate: int) -> None:
         super().__init__()
-        self.pause_db = pause_db
         self.preprocessor = AudioToMelSpectrogramPreprocessor(
             sample_rate=sample_rate,
             window_size=WINDOW_S,
@@ -49,7 +48,7 @@ class LogMelStatistics(nn.Module):
         mels_BMT, num_frames = self.preprocessor(input_signal=samples_BN, length=length)
         valid_BT = valid_frames(num_frames, mels_BMT.shape[2])
         level_BT = mels_BMT.logsumexp(1).masked_fill(~valid_BT, -math.inf)
-        loud_BT = valid_BT & (level_BT >= level_BT.amax(1, keepdim=True) - self.pause_db * _DB)
+        loud_BT = valid_BT & (level_BT >= level_BT.amax(1, keepdim=True) - PAUSE_DB * _DB)
         has_begun_BT, goes_on_BT = loud_BT.cumsum(1) > 0, loud_BT.flip(1).cumsum(1).flip(1) > 0
         loudest_B11 = mels_BMT.masked_fill(~valid_BT[:, None], -math.inf).amax((1, 2), keepdim=True)
         return statistics((mels_BMT - loudest_B11).clamp(min=-DEPTH_DB * _DB), has_begun_BT & goes_on_BT)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from nest_ssl.data.loader import PlannedLoader
 
@@ -20,14 +20,13 @@ class DataPosition:
     world_size: int
     plan_hash: str
 
-    def on(self, world_size: int) -> DataPosition:
-        """The same share of the epoch on another number of ranks."""
-        batch = self.batch * self.world_size // world_size
-        return replace(self, batch=batch, world_size=world_size)
+    def batch_on(self, world_size: int) -> int:
+        """`batch` for this number of ranks: the same share of the epoch."""
+        return self.batch * self.world_size // world_size
 
     def apply(self, loader: PlannedLoader, world_size: int) -> None:
         """Let `loader` go on from here; says what changes if its plan is another one."""
-        batch = self.on(world_size).batch
+        batch = self.batch_on(world_size)
         if world_size != self.world_size:
             log.warning(
                 "resumed on %d ranks, was %d: the batches are other ones, and a step sees %.3g x as much audio; "

@@ -271,7 +271,7 @@ class PretrainingModule(pl.LightningModule):
             return
         self.resume_at = DataPosition(**checkpoint["data_position"])
         # Lightning counts the batches of the epoch too, and ends it by its count.
-        moved = self.resume_at.on(self.world_size).batch - self.resume_at.batch
+        moved = self.resume_at.batch_on(self.world_size) - self.resume_at.batch
         counted = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]
         counted.update({name: count + moved for name, count in counted.items() if isinstance(count, int)})
         if isinstance(self.trainer.train_dataloader, PlannedLoader):  # FSDP loads the checkpoint after the data
