@@ -38,7 +38,7 @@ def export_huggingface(model: EncDecMaskedTokenPredModel, folder: Path) -> None:
     """Write `folder` for `AutoModel.from_pretrained`, and `folder/ctc` for `ParakeetForCTC.from_pretrained`.
 
     The CTC model has this encoder and a new head for the characters of English; `examples/finetune_ctc.py` makes one
-    for the characters of its data.
+    for the subwords of its data.
     """
     parakeet = _parakeet()
     problems = inexpressible(model)

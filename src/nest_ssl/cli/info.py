@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def info(
     sources: list[str] = typer.Argument(
         metavar="FILE|CONFIG [OTHER] [KEY=VALUE]...",
-        help="A .nemo or .ckpt file, a yaml, or an embedded configuration; two of them are compared. "
+        help="A .nemo, .ckpt or .safetensors file, a yaml, or an embedded configuration; two of them are compared. "
         "KEY=VALUE overrides configurations, such as size=xlarge.",
     ),
 ) -> None:

@@ -51,23 +51,19 @@ def prepare(
     restart: Annotated[bool, typer.Option("--restart", help="Forget an earlier run.")] = False,
 ) -> None:
     """Measure audio files and write a manifest of the good ones, and M.bad.jsonl with the others and the reasons."""
-    try:
-        num_workers = _num_cores() if workers is None else workers
-        part = None if job is None else Job.parse(job)
-        divide = None if split is None else Split(split.value, valid_share, folder_level)
-        target = output if divide is None else part_path(output, "train")
-        if part is None or shards is None:
-            _measure(source, output, check, part, merge, num_workers, restart)
-        elif not target.exists():
-            raise ValueError(f"{target}: not there yet. Run the jobs without --shards, then --merge {part.count}.")
-        if part is None and divide is not None:
-            counts = split_manifest(source, output, divide)
-            print(*(f"{part_path(output, name)}: {count:,} utterances" for name, count in counts.items()), sep="\n")
-        if shards is not None:
-            _write_shards(target, shards_folder or output.parent, shards, part, num_workers)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(1) from None
+    num_workers = _num_cores() if workers is None else workers
+    part = None if job is None else Job.parse(job)
+    divide = None if split is None else Split(split.value, valid_share, folder_level)
+    target = output if divide is None else part_path(output, "train")
+    if part is None or shards is None:
+        _measure(source, output, check, part, merge, num_workers, restart)
+    elif not target.exists():
+        raise ValueError(f"{target}: not there yet. Run the jobs without --shards, then --merge {part.count}.")
+    if part is None and divide is not None:
+        counts = split_manifest(source, output, divide)
+        print(*(f"{part_path(output, name)}: {count:,} utterances" for name, count in counts.items()), sep="\n")
+    if shards is not None:
+        _write_shards(target, shards_folder or output.parent, shards, part, num_workers)
 
 
 def _num_cores() -> int:

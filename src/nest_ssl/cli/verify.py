@@ -13,7 +13,7 @@ from nest_ssl.cli.console import make_console, make_table
 def verify(
     files: list[Path] = typer.Argument(metavar="FILE.nemo...", help="Model files to check."),
     recorded: Path | None = typer.Option(
-        None, help="NeMo's recorded numbers (.npz, with batch.npz beside it); default: those beside the file."
+        None, help="NeMo's recorded numbers (.npz, with batch.npz beside it); default: those beside the file, if any."
     ),
     nemo_python: str | None = typer.Option(
         None, envvar="NEST_SSL_NEMO_PYTHON", help="An interpreter that has nemo_toolkit[asr]; default: this one."

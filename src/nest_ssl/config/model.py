@@ -243,7 +243,7 @@ class ModelConfig:
     """Compiled training: auto (on a CUDA GPU), on, or off. The maths is the same; see docs/performance.md."""
     activation_budget: float = 0.9
     """Compiled training keeps this share of the activations it would like to keep for the backward pass, and computes
-    the others again: 1 is fastest, 0.5 takes half the memory and some 10 % more time."""
+    the others again. 1 is fastest; 0.6 in place of 0.9 took 12 % less memory and 10 % more time (large, 64 × 16 s)."""
     train_ds: DatasetConfig | None = None
     validation_ds: DatasetConfig | None = None
     test_ds: DatasetConfig | None = None

@@ -58,7 +58,7 @@ class TrainerConfig:
     profiler: str | None = None
     detect_anomaly: bool = False
     sync_batchnorm: bool = False
-    """Share batch statistics between GPUs: one collective per layer."""
+    """Share batch statistics between GPUs: two collectives per conformer layer, one forward and one backward."""
     reload_dataloaders_every_n_epochs: int = 0
     default_root_dir: str | None = None
     logger: bool | None = False

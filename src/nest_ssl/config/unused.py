@@ -25,8 +25,8 @@ UNUSED_ROOT_KEYS: dict[str, str] = {
     "exp_manager.resume_past_end": "a finished run goes on as soon as max_steps or max_epochs is raised",
     "exp_manager.disable_validation_on_resume": "a resumed run validates where the whole run would have",
     "exp_manager.seconds_to_sleep": "ranks need not wait for the folder",
-    "exp_manager.log_delta_step_timing": "step times are always logged",
-    "exp_manager.step_timing_kwargs": "step times are always logged",
+    "exp_manager.log_delta_step_timing": "step times are logged by `log_step_timing`",
+    "exp_manager.step_timing_kwargs": "step times are logged by `log_step_timing`",
     "exp_manager.log_tflops_per_sec_per_gpu": "speed is logged in audio-seconds per second",
     **{
         f"exp_manager.create_{name}": "that service of NeMo is not part of nest-ssl"

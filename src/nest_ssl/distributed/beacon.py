@@ -1,7 +1,7 @@
 """The beacon: a memory-mapped file of a node in which every rank keeps where it is.
 
 A rank writes (step, stage, part, time) into its slot, a loader process the path it is reading; the monitor looks.
-Nobody waits for anybody: a write is a few machine words into shared memory, measured at 0.4 µs. All times are
+Nobody waits for anybody: a write is a few machine words into shared memory, measured at 0.5 µs. All times are
 CLOCK_MONOTONIC in nanoseconds, which the processes of a node share.
 """
 

@@ -52,7 +52,7 @@ def _sync(cfg: NestConfig) -> Finding:
     what = f"model.encoder.sync_max_audio_length: {str(value).lower()}; "
     what += "it changes nothing here: no collective in the forward pass"
     if cfg.trainer.sync_batchnorm:
-        what += ". trainer.sync_batchnorm: true makes one per batch norm, on GPUs"
+        what += ". trainer.sync_batchnorm: true makes all ranks meet twice per conformer layer, on GPUs"
     return Finding(GOOD, "config", what)
 
 

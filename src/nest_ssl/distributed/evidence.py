@@ -137,9 +137,8 @@ def write_facts(rows: list[RankRow], folder: Path, node: int = 0) -> None:
     of_node = f"_node{node}" if node else ""
     _write(folder / f"ranks{of_node}.json", [row.to_json() for row in rows])
     _write(folder / f"processes{of_node}.json", {name: process_facts(pid) for name, pid in processes_of(rows).items()})
-    _write(
-        folder / f"memory{of_node}.json", {**memory_facts(), "/dev/shm": _disk("/dev/shm"), "loadavg": os.getloadavg()}
-    )
+    loadavg = os.getloadavg() if hasattr(os, "getloadavg") else None  # Windows has none
+    _write(folder / f"memory{of_node}.json", {**memory_facts(), "/dev/shm": _disk("/dev/shm"), "loadavg": loadavg})
     gpus = gpu_text()
     if gpus:
         (folder / f"gpus{of_node}.txt").write_text(gpus)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import stat
 from pathlib import Path
@@ -92,7 +93,7 @@ def _why_it_died(row: RankRow) -> str:
     if status >= 0:
         return f"its process left with exit code {status} before it could report; what it said stands above"
     name = signal_name(-status)
-    if -status == signal.SIGKILL:
+    if name == "SIGKILL":
         return f"killed by {name}: out of memory? (the kernel's killer uses this signal; 'dmesg' would say so)"
     return f"killed by {name}"
 
@@ -180,5 +181,4 @@ def others_text(verdict: Verdict) -> str:
 
 
 def free_text(path: Path) -> str:
-    usage = os.statvfs(path)
-    return f"{usage.f_bavail * usage.f_frsize / 1e9:.1f} GB free"
+    return f"{shutil.disk_usage(path).free / 1e9:.1f} GB free"

@@ -127,7 +127,7 @@ def compare(config: DatasetConfig, batch_size: int, *, seed: int = 0) -> list[Ba
     bucketed = replace(plain, use_bucketing=True)
     by_duration = replace(bucketed, batch_size=None, batch_duration=total_s)
     bucket_keys = f"use_bucketing=true num_buckets={config.num_buckets}"
-    duration_keys = f"{bucket_keys} batch_duration={total_s:.1f}"
+    duration_keys = f"{bucket_keys} batch_size=null batch_duration={total_s:.1f}"
     return [
         shuffled,
         _try("buckets", f"{bucket_keys} batch_size={batch_size}", bucketed, num_total, seed),

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 DEFAULT_ROOT = "nest_experiments"
 VERSION_VARIABLE = "NEST_SSL_RUN_VERSION"
-"""Set by the first rank for those it launches, so that all have one folder."""
+"""Set by the launcher for its ranks, so that all have one folder."""
 
 
 @dataclass(frozen=True)

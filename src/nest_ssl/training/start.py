@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
 import os
 import re
 import shlex
 import shutil
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,8 +109,9 @@ def _train(cfg: NestConfig, arguments: list[str], facts: RankFacts, run_dir: Pat
         try:
             if facts.rank == 0 and facts.launcher in ("slurm", "environment"):
                 check_port(facts.master_port)
-            from nest_ssl.training.pretrain import pretrain
-            from nest_ssl.training.watch import Stopped
+            with _without_garbage_collection():
+                from nest_ssl.training.pretrain import pretrain
+                from nest_ssl.training.watch import Stopped
 
             try:
                 pretrain(cfg, agent)
@@ -123,6 +127,18 @@ def _train(cfg: NestConfig, arguments: list[str], facts: RankFacts, run_dir: Pat
             raise
         agent.mark.state = RankState.FINISHED
     return FINISHED
+
+
+@contextlib.contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """For imports: Lightning's two thousand modules are looked through again and again, and are no garbage."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _alone() -> RankFacts:

@@ -55,12 +55,13 @@ class Verification:
 def verify(path: Path, recorded: Path | None = None, nemo_python: str | None = None) -> Verification:
     """Compare the model in `path` with NeMo's numbers.
 
-    `recorded` is an `.npz` of NeMo's numbers (with `batch.npz` beside it); by default the one beside the file with the
-    file's name. `nemo_python` is an interpreter that has NeMo; by default this one, if NeMo can be imported.
-    Without either, the file is only checked in itself.
+    `recorded` is an `.npz` of NeMo's numbers (with `batch.npz` beside it), `nemo_python` an interpreter that has NeMo.
+    Where neither is given: the numbers beside the file that have its name; this interpreter, if it has NeMo; or the
+    file is only checked in itself.
     """
     model = load(path)
-    recorded = recorded or _beside(path)
+    if recorded is None and nemo_python is None:
+        recorded = _beside(path)
     if recorded is not None:
         numbers, batch = _arrays(recorded), _recorded_batch(recorded)
         return Verification(str(path), f"numbers recorded from NeMo in {recorded.name}", compare(model, batch, numbers))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import subprocess
 import sys
@@ -23,7 +24,8 @@ GOLDEN = Path(__file__).parents[2] / "parity" / "golden"
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     program = "from nest_ssl.cli.main import main; main()"
     command = [sys.executable, "-c", program, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    env = {name: value for name, value in os.environ.items() if name != "NEST_SSL_NEMO_PYTHON"}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
 
 
 @pytest.mark.parametrize(
@@ -168,3 +170,9 @@ def test_verify_without_nemo_checks_the_file_and_says_what_it_did_not_do(tmp_pat
     next(model.encoder.parameters()).data[0] = float("nan")
     model.save_to(tmp_path / "broken.nemo")
     assert run("verify", tmp_path / "broken.nemo").returncode == 1
+
+
+def test_an_interpreter_that_was_given_is_asked_although_numbers_are_recorded() -> None:
+    done = run("verify", GOLDEN / "pre_conv.nemo", "--nemo-python", sys.executable)
+    assert done.returncode == 1
+    assert "NeMo could not run it" in done.stderr

@@ -31,7 +31,8 @@ def corpus(tmp_path: Path) -> Path:
 def run(*arguments: object, fails: bool = False) -> str:
     result = runner.invoke(app, [str(argument) for argument in arguments])
     assert result.exit_code == (1 if fails else 0), result.output
-    return result.output
+    assert result.exception is None or isinstance(result.exception, ValueError), result.exception
+    return f"{result.output}{result.exception or ''}"
 
 
 def test_a_folder_becomes_a_manifest_a_split_and_shards(corpus: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nest_ssl.config import DatasetConfig
+from nest_ssl.data import build_loader
 from nest_ssl.evaluation import inspect_padding
 from nest_ssl.evaluation.inspect_padding import Batching, compare, fill, sorted_batches
 from tests.unit.evaluation.conftest import Speech
@@ -106,3 +107,11 @@ def test_a_way_that_is_not_open_says_why(speech: Speech) -> None:
     assert "30 buckets (num_buckets) of 14 utterances" in rows["lhotse, by duration"].problem
     rows = by_name(compare(train_ds(speech, "model.train_ds.is_concat=true"), 4))
     assert "is_concat" in rows["buckets"].problem
+
+
+def test_the_keys_of_a_row_give_its_batches_in_training(speech: Speech) -> None:
+    rows = by_name(compare(train_ds(speech), 4, seed=3))
+    for name in ("shuffled", "buckets", "buckets, by duration"):
+        keys = [f"model.train_ds.{key}" for key in rows[name].keys.split()]
+        dataset = train_ds(speech, "model.train_ds.batch_size=2", "model.train_ds.shuffle=true", *keys)
+        assert len(build_loader(dataset, seed=3)) == rows[name].num_batches, name
