@@ -15,6 +15,7 @@ from nest_ssl.distributed.agent import RankAgent
 from nest_ssl.distributed.beacon import Beacon, RankState
 from nest_ssl.distributed.ranks import BEACON_VARIABLE, LAUNCHER_VARIABLE, from_environment
 from nest_ssl.distributed.stages import Stage
+from nest_ssl.distributed.system import say
 
 STEPS = 40
 
@@ -38,9 +39,11 @@ def main() -> int:
         agent.mark.finish_step(step + 1, counts=step > 0)
         if agent.stop_is_due(step + 1):
             agent.mark.state = RankState.STOPPED
-            print(f"rank {facts.rank} stopped after step {step + 1}", file=sys.stderr)
+            say(f"rank {facts.rank} stopped after step {step + 1}")
             return 75
     agent.mark.state = RankState.FINISHED
+    if behaviour == "freeze-at-the-end":
+        os.kill(os.getpid(), signal.SIGSTOP)
     return 0
 
 

@@ -217,3 +217,31 @@ def test_ranks_that_end_a_long_validation_batch_one_after_the_other_do_not_wait_
     verdict = judge_stalled(ranks(waited_s=FLOOR_S + 0.1), {}, FLOOR_S)
     assert verdict is not None
     assert verdict.ranks == [0]
+
+
+def test_a_rank_that_could_not_write_down_its_error_is_named_all_the_same() -> None:
+    verdict = judge_dead([row(0), row(1, state=RankState.FAILED)], {})
+    assert verdict is not None
+    assert (verdict.kind, verdict.ranks) == ("failed", [1])
+    assert "/dev/shm full?" in words.cause(verdict)
+
+
+def test_a_loader_process_that_was_asked_to_end_did_not_run_out_of_memory() -> None:
+    message = "DataLoader worker (pid 901) is killed by signal: Terminated. "
+    workers = [worker(pid=901, process="")]
+    verdict = judge_dead([row(0, Stage.DATA, state=RankState.FAILED, workers=workers)], {0: failure(0, message)})
+    assert verdict is not None
+    assert "was ended by a signal: Terminated" in words.cause(verdict)
+    assert "memory" not in words.cause(verdict)
+
+
+@pytest.mark.parametrize("state", [RankState.FINISHED, RankState.STOPPED])
+def test_a_rank_that_is_done_and_does_not_leave_is_named(state: RankState) -> None:
+    gone = row(0, Stage.END, process="", state=state)
+    slow = row(1, Stage.END, FLOOR_S - 1, state=state)
+    assert not is_suspicious([gone, slow], FLOOR_S)
+    late = row(1, Stage.END, FLOOR_S + 1, state=state)
+    assert is_suspicious([gone, late], FLOOR_S)
+    verdict = judge_stalled([gone, late], {}, FLOOR_S)
+    assert verdict is not None
+    assert (verdict.kind, verdict.ranks) == ("stalled", [1])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 import time
 
 import pytest
@@ -36,7 +38,7 @@ def test_the_leader_knows_all_rows_and_the_others_its_orders() -> None:
     port = free_port()
     leader = Leader(port, "job")
     try:
-        follower = Follower("127.0.0.1", port, "job", 1)
+        follower = Follower("127.0.0.1", port, "job", 1, 60.0)
         assert leader.rows() == []
         orders = follower.tell(told())
         assert orders is not None
@@ -59,7 +61,7 @@ def test_another_job_on_the_same_port_is_not_mixed_in() -> None:
     leader = Leader(port, "job")
     leader.orders.stop_step = 3
     try:
-        orders = Follower("127.0.0.1", port, "other job", 1).tell(told())
+        orders = Follower("127.0.0.1", port, "other job", 1, 60.0).tell(told())
         assert orders is not None
         assert orders.stop_step == -1
         assert leader.rows() == []
@@ -71,7 +73,7 @@ def test_a_node_that_is_silent_is_lost_with_its_ranks(monkeypatch: pytest.Monkey
     monkeypatch.setattr(exchange, "HEARD_WITHIN_S", 0.2)
     port = free_port()
     leader = Leader(port, "job")
-    follower = Follower("127.0.0.1", port, "job", 1)
+    follower = Follower("127.0.0.1", port, "job", 1, 60.0)
     assert follower.tell(told()) is not None
     assert not any(known.is_lost for known in leader.rows())
     time.sleep(0.3)
@@ -82,7 +84,22 @@ def test_a_node_that_is_silent_is_lost_with_its_ranks(monkeypatch: pytest.Monkey
     assert follower.has_lost_leader
 
 
-def test_a_leader_that_never_was_is_not_lost() -> None:
-    follower = Follower("127.0.0.1", free_port(), "job", 1)
+def test_a_leader_that_has_not_come_yet_is_not_lost() -> None:
+    follower = Follower("127.0.0.1", free_port(), "job", 1, 60.0)
     assert follower.tell(told()) is None
     assert not follower.has_lost_leader
+
+
+def test_a_leader_that_never_came_is() -> None:
+    follower = Follower("127.0.0.1", free_port(), "job", 1, 0.0)
+    assert follower.tell(told()) is None
+    assert follower.has_lost_leader
+
+
+def test_somebody_else_on_the_port_is_no_leader() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        follower = Follower("127.0.0.1", server.getsockname()[1], "job", 1, 60.0)
+        answered = threading.Thread(target=lambda: server.accept()[0].sendall(b"HTTP/1.0 400 Bad Request\n"))
+        answered.start()
+        assert follower.tell(told()) is None
+        answered.join()

@@ -15,7 +15,11 @@ from typing import Any
 
 import pytest
 
-from nest_ssl.distributed.launch import Job, check_port, free_port
+from nest_ssl.distributed import launch
+from nest_ssl.distributed.beacon import Beacon
+from nest_ssl.distributed.launch import Job, KeptMonitor, check_address, check_port, free_port
+from nest_ssl.distributed.node import Node, verdict_path
+from nest_ssl.distributed.status import Settings
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals and /proc of Linux")
 
@@ -144,6 +148,77 @@ def test_a_taken_port_is_refused_with_a_way_out() -> None:
         with pytest.raises(ValueError, match="MASTER_PORT"):
             check_port(taken.getsockname()[1])
     check_port(free_port())
+
+
+def test_an_address_that_is_no_machine_is_refused_with_a_way_out() -> None:
+    with pytest.raises(ValueError, match="MASTER_ADDR=nowhere.invalid"):
+        check_address("nowhere.invalid")
+    check_address("127.0.0.1")
+
+
+def test_a_terminal_that_goes_away_does_not_keep_ranks_from_saving(tmp_path: Path) -> None:
+    process = start(job(tmp_path, "long", "long"))
+    time.sleep(2.0)
+    assert process.stderr is not None
+    process.stderr.close()  # as Ctrl-C does with '2>&1 | tee log'
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=20) == 75
+    status = json.loads((tmp_path / "watchdog" / "node0.json").read_text())
+    assert [row["state"] for row in status["rows"]] == ["stopped", "stopped"]
+
+
+def test_what_nobody_can_hear_is_still_written_down(tmp_path: Path) -> None:
+    process = start(job(tmp_path, "long", "kill"))
+    assert process.stderr is not None
+    process.stderr.close()
+    assert process.wait(timeout=30) == 75
+    assert incident(tmp_path)["ranks"] == [1]
+
+
+def test_a_rank_that_stops_while_it_leaves_is_named(tmp_path: Path) -> None:
+    code, _ = run(job(tmp_path, "ok", "freeze-at-the-end"))
+    assert code == 75
+    assert (incident(tmp_path)["ranks"], incident(tmp_path)["kind"]) == ([1], "stopped")
+
+
+@pytest.fixture
+def one_rank(tmp_path: Path) -> tuple[Settings, Beacon]:
+    beacon = Beacon.create(tmp_path / "beacon", local_ranks=1, first_rank=0, world_size=1, workers_per_rank=1)
+    settings = job(tmp_path).settings
+    return Settings(**settings, beacon=str(beacon.path), node=0, parent=os.getpid()), beacon
+
+
+def test_a_verdict_that_cannot_be_written_ends_the_job_all_the_same(one_rank: tuple[Settings, Beacon]) -> None:
+    settings, beacon = one_rank
+    verdict_path(beacon.folder).mkdir()
+    assert beacon.outcome is None
+    Node(settings).end({"exit_code": 75, "incident": None, "fault": None})
+    assert beacon.outcome == 75
+
+
+def test_a_monitor_that_stands_still_is_replaced(
+    one_rank: tuple[Settings, Beacon], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launch, "SILENT_S", 1.0)
+    monitor = KeptMonitor(*one_rank)
+    monitor.start()
+    first = monitor.process
+    assert first is not None
+    deadline = time.monotonic() + 10
+    while not one_rank[1].monitor_beat_ns and time.monotonic() < deadline:
+        time.sleep(0.05)
+    monitor.keep()
+    assert monitor.process is first
+    first.send_signal(signal.SIGSTOP)
+    time.sleep(1.5)
+    monitor.keep()
+    assert first.poll() == -signal.SIGKILL
+    assert "the monitor stood still for" in capsys.readouterr().err
+    second = monitor.process
+    assert second is not None
+    assert second.poll() is None
+    second.kill()
+    second.wait()
 
 
 def test_a_process_that_ends_its_own_family_survives_itself() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from nest_ssl.distributed.blame import Verdict, judge_stalled
 from nest_ssl.distributed.monitor import Monitor
 from nest_ssl.distributed.rows import RankRow
-from nest_ssl.distributed.stages import Stage
+from nest_ssl.distributed.stages import InitPart, Stage
 from tests.distributed.facts import FLOOR_S, calls, row
 
 LONG = [row(rank, Stage.VALIDATION, 3.9) for rank in (0, 1)]
@@ -41,3 +44,34 @@ def test_ranks_that_did_not_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monitor, verdicts = looking_at(LONG, monkeypatch)
     monitor._look(LONG)
     assert [verdict.kind for verdict in verdicts] == ["unfinished"]
+
+
+def test_ranks_of_a_node_that_nobody_has_heard_of_are_those_that_never_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monitor = Monitor.__new__(Monitor)
+    joining = row(0, Stage.INIT, 31.0, part=int(InitPart.JOIN), limit_s=30.0, step=0)
+    beacon = SimpleNamespace(world_size=2)
+    monitor.settings = SimpleNamespace(init_s=30.0)  # type: ignore[assignment]
+    monitor.leader = None
+    monitor._since = time.monotonic() - 31.0
+    monitor.node = SimpleNamespace(rows=lambda: [joining], beacon=beacon)  # type: ignore[assignment]
+    verdict = judge_stalled(monitor._rows(), {}, FLOOR_S)
+    assert verdict is not None
+    assert (verdict.kind, verdict.ranks) == ("never-joined", [1])
+    training = row(0, Stage.BACKWARD, 1.0)
+    monitor.node = SimpleNamespace(rows=lambda: [training], beacon=beacon)  # type: ignore[assignment]
+    assert monitor._rows() == [training]
+
+
+def test_a_report_that_cannot_be_made_does_not_keep_the_job_from_being_ended(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monitor = Monitor.__new__(Monitor)
+    monitor.run_dir = tmp_path
+    monkeypatch.setattr("nest_ssl.distributed.monitor.REPORT_S", 0.2)
+    for broken in (lambda *_: time.sleep(60), lambda *_: 1 / 0):
+        monkeypatch.setattr(monitor, "_say_and_keep", broken)
+        assert "rank1" in monitor._report(Verdict("died", [row(1)]))
+    said = capsys.readouterr().err
+    assert "no answer within 0.2 s" in said
+    assert "division by zero" in said
+    assert said.count("rank 1 died") == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -143,6 +144,23 @@ def test_row_21_whoever_is_asked_all_stop_and_resume(
     assert run.returncode == 75, run.stderr[-4000:]
     check_nothing_left(run)
     resumed = lab.start().wait()
+    assert resumed.returncode == 0, resumed.stderr[-4000:]
+    check_same_losses(run, whole)
+
+
+@pytest.mark.faults
+def test_row_21_every_process_is_asked_and_loader_processes_let_the_rank_save(lab: Lab, whole: Path) -> None:
+    run = lab.start(env={"NEST_FAULT": "slow_rank all 0"}, more=("model.train_ds.num_workers=1",))
+    run.wait_for_step(2)
+    for line in run.survivors():  # as 'pkill -TERM' and systemd do
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(line.split()[0]), signal.SIGTERM)
+    run.wait()
+    assert run.returncode == 75, run.stderr[-4000:]
+    assert not run.incidents()
+    said(run, r"nest-ssl: SIGTERM: all ranks save after step \d+ and leave")
+    check_nothing_left(run)
+    resumed = lab.start(more=("model.train_ds.num_workers=1",)).wait()
     assert resumed.returncode == 0, resumed.stderr[-4000:]
     check_same_losses(run, whole)
 

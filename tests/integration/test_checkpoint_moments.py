@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.integration.runs import arguments, losses, make_corpus, run, run_here
+from tests.integration.runs import arguments, losses, make_corpus, run, run_and_kill, run_here
 
 QUIET = "trainer.enable_progress_bar=false"
 EACH_EPOCH = "exp_manager.checkpoint_callback_params.every_n_train_steps=null"
@@ -95,6 +95,18 @@ def test_an_average_of_weights_can_be_had_from_the_command_line(corpus: Path, tm
         (("trainer.overfit_batches=2",), "trainer.overfit_batches: the batch plan knows no such thing"),
         (("model.train_ds.max_utts=5", "model.train_ds.is_tarred=true"), "max_utts: does nothing for tar shards"),
         (
+            ("model.train_ds.use_lhotse=true", "model.train_ds.cuts_path=a", "model.train_ds.channel_selector=0"),
+            "channel_selector: is not applied to cuts_path",
+        ),
+        (
+            ("model.train_ds.is_concat=true", "model.train_ds.endless=true", "trainer.limit_train_batches=9"),
+            "endless data would begin anew",
+        ),
+        (
+            ("exp_manager.ema.enable=true", "exp_manager.checkpoint_callback_params.save_weights_only=true"),
+            "not the average",
+        ),
+        (
             tuple(
                 f"model.train_ds.{option}"
                 for option in ("use_lhotse=true", "bucket_duration_bins=[5]", "bucket_batch_size=[4,2]")
@@ -115,3 +127,49 @@ def test_options_that_would_do_nothing_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=words):
         run_here(arguments(corpus, tmp_path, "run", QUIET, *option))
+
+
+def test_a_run_by_epochs_goes_on_from_an_epochs_end_and_then_from_its_middle(corpus: Path, tmp_path: Path) -> None:
+    """Lightning counts epochs otherwise when steps are not limited, and loses count after the first resume."""
+    epochs = ("~model.validation_ds", QUIET, "trainer.max_steps=-1")
+    every = "exp_manager.checkpoint_callback_params.every_n_train_steps"
+    whole = run_here(arguments(corpus, tmp_path, "whole", *epochs, "trainer.max_epochs=3", f"{every}=null"))
+    run_here(arguments(corpus, tmp_path, "parts", *epochs, "trainer.max_epochs=1", f"{every}=null"))
+    middle = arguments(corpus, tmp_path, "parts", *epochs, "trainer.max_epochs=3", f"{every}=4")
+    run_and_kill(middle, tmp_path / "parts" / "metrics.csv", 8)
+    assert saved_step(tmp_path / "parts" / "checkpoints" / "last.ckpt") == 8
+    parts = run_here(arguments(corpus, tmp_path, "parts", *epochs, "trainer.max_epochs=3", f"{every}=null"))
+    assert losses(parts / "metrics.csv") == losses(whole / "metrics.csv")
+    assert len(losses(whole / "metrics.csv")) == 3 * STEPS_PER_EPOCH
+
+
+def test_early_stopping_goes_on_where_it_was(corpus: Path, tmp_path: Path) -> None:
+    params = "exp_manager.early_stopping_callback_params"
+    stop = ("exp_manager.create_early_stopping_callback=true", f"{params}.patience=2", f"{params}.min_delta=100.0")
+    epochs = (QUIET, EACH_EPOCH, "trainer.max_steps=-1", *stop)
+    whole = run_here(arguments(corpus, tmp_path, "whole", *epochs, "trainer.max_epochs=9"))
+    run_here(arguments(corpus, tmp_path, "parts", *epochs, "trainer.max_epochs=1"))
+    for _ in range(2):  # to its end, and once more: it stays stopped
+        parts = run_here(arguments(corpus, tmp_path, "parts", *epochs, "trainer.max_epochs=9"))
+        assert losses(parts / "metrics.csv") == losses(whole / "metrics.csv")
+    assert len(losses(whole / "metrics.csv")) == 3 * STEPS_PER_EPOCH
+    patient = arguments(corpus, tmp_path, "parts", *epochs, "trainer.max_epochs=9", f"{params}.patience=3")
+    assert len(losses(run_here(patient) / "metrics.csv")) == 4 * STEPS_PER_EPOCH
+
+
+def test_a_run_that_keeps_weights_alone_goes_on_all_the_same(corpus: Path, tmp_path: Path) -> None:
+    alone = (QUIET, "exp_manager.checkpoint_callback_params.save_weights_only=true")
+    whole = run_here(arguments(corpus, tmp_path, "whole", *alone))
+    for steps in (6, 10):
+        parts = run_here(arguments(corpus, tmp_path, "parts", *alone, f"trainer.max_steps={steps}"))
+    assert losses(parts / "metrics.csv") == losses(whole / "metrics.csv")
+    best = next(path for path in (parts / "checkpoints").glob("*.ckpt") if path.name != "last.ckpt")
+    assert "optimizer_states" not in torch.load(best, weights_only=True)
+    resume = f'exp_manager.resume_from_checkpoint="{best}"'
+    with pytest.raises(ValueError, match=r"holds weights alone, or NeMo has written it\. .*init_from_ptl_ckpt="):
+        run_here(arguments(corpus, tmp_path, "from", QUIET, resume))
+
+
+def test_a_try_leaves_nothing_to_go_on_from(corpus: Path, tmp_path: Path) -> None:
+    tried = run_here(arguments(corpus, tmp_path, "run", QUIET, "trainer.fast_dev_run=true"))
+    assert not list((tried / "checkpoints").iterdir())

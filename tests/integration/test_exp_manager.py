@@ -171,6 +171,13 @@ def test_nothing_is_printed_without_a_progress_bar(
         ("exp_manager.checkpoint_callback_params.postfix=.ckpt", "does not end with '.nemo'"),
         ("exp_manager.checkpoint_callback_params.train_time_interval=5m", "not of the form DD:HH:MM:SS"),
         ("exp_manager.ema.decay=1.5", "exp_manager.ema.decay"),
+        (
+            "exp_manager.checkpoint_callback_params.monitor=val_wer",
+            "monitor: there is no 'val_wer'. Known: val_loss, ",
+        ),
+        ("exp_manager.max_time_per_run=5h", "trainer: .*5h"),
+        ("trainer.val_check_interval=1.5", "trainer: .*1.5"),
+        ("trainer.precision=bf16-true", "would round the audio"),
     ],
 )
 def test_values_that_cannot_be_meant_are_refused(corpus: Path, tmp_path: Path, option: str, words: str) -> None:

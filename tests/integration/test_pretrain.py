@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from nest_ssl import load
-from tests.integration.runs import arguments, losses, run, run_and_kill
+from tests.integration.runs import arguments, losses, run, run_and_kill, run_here
 
 KILLED_IN_SECOND_SAVE = """
 import os, signal, sys
@@ -193,3 +193,19 @@ def test_bad_input_is_one_line_and_leaves_nothing_behind(
     assert words in done.stderr
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.rglob("*.ckpt"))
+
+
+def test_a_folder_that_another_run_uses_is_refused(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    hold = "import fcntl, sys, time; f = open(sys.argv[1], 'a+'); fcntl.lockf(f, fcntl.LOCK_EX); "
+    hold += "print('process 7 on gpu-node', file=f, flush=True); print('held', flush=True); time.sleep(60)"
+    command = [sys.executable, "-c", hold, str(tmp_path / "run" / ".lock")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(ValueError, match=r"run: another run is using it \(process 7 on gpu-node\)"):
+            run_here(arguments(corpus, tmp_path, "run"))
+        other.kill()
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {".lock", "checkpoints"}
+    run_here(arguments(corpus, tmp_path, "run", "trainer.max_steps=1"))
+    run_here(arguments(corpus, tmp_path, "run", "trainer.max_steps=2"))

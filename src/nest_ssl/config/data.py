@@ -210,6 +210,11 @@ class DatasetConfig:
             raise ValueError("bucket_batch_size: belongs to buckets of ours; use_lhotse takes batch_duration.")
         if self.max_utts and self.is_tarred:
             raise ValueError("max_utts: does nothing for tar shards, which are read whole. Shorten the manifest.")
+        if self.use_lhotse and (self.cuts_path or self.shar_path):
+            one_channel = self.channel_selector not in (None, "average")
+            given = {"channel_selector": one_channel, "trim_silence": self.trim_silence, "max_utts": self.max_utts}
+            for key in (key for key, is_given in given.items() if is_given):
+                raise ValueError(f"{key}: is not applied to cuts_path and shar_path. Prepare the cuts with lhotse.")
         for key in ("bucketing_weights", "bucketing_batch_size", "bucket_batch_size"):
             values = getattr(self, key)
             for value in values if isinstance(values, list) else [values]:

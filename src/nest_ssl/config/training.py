@@ -128,6 +128,8 @@ class EarlyStoppingConfig:
     check_finite: bool = True
     stopping_threshold: float | None = None
     divergence_threshold: float | None = None
+    check_on_train_epoch_end: bool | None = None
+    """Look at the end of an epoch, not after a validation; null: only if there is no validation."""
     log_rank_zero_only: bool = False
 
 
@@ -185,6 +187,13 @@ class ExperimentConfig:
     """DD:HH:MM:SS after which a run ends; the same command goes on with it, for as long again."""
     ema: EmaConfig = field(default_factory=EmaConfig)
 
+    def __post_init__(self) -> None:
+        if self.ema.enable and self.checkpoint_callback_params.save_weights_only:
+            raise ValueError(
+                "exp_manager.ema: with checkpoint_callback_params.save_weights_only, checkpoints would hold the weights"
+                " of training, not the average. Leave one of the two out."
+            )
+
 
 InitFrom = str | dict[str, Any] | None
 """A path or hub name, or a mapping of names to {path|name, include, exclude}."""
@@ -206,3 +215,11 @@ class NestConfig:
     init_from_nemo_model: InitFrom = None
     init_from_ptl_ckpt: InitFrom = None
     init_from_pretrained_model: InitFrom = None
+
+    def __post_init__(self) -> None:
+        train_ds, limit = self.model.train_ds, self.trainer.limit_train_batches
+        if train_ds is not None and train_ds.endless and limit not in (None, 1.0):
+            raise ValueError(
+                "trainer.limit_train_batches: endless data would begin anew after so many batches, and never show the "
+                "rest. Set trainer.max_steps, and trainer.val_check_interval with trainer.check_val_every_n_epoch=null."
+            )

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import faulthandler
 import json
 import logging
+import multiprocessing.util  # whose exit handler waits for children: ours has to be registered after it
 import os
 import signal
 import threading
@@ -41,6 +44,8 @@ class RankAgent:
         """What the rank is working on, in words, for the report of a failure."""
         self.show: Callable[[], None] = lambda: None
         """Let `nest-ssl doctor` find the beacon of a run without a monitor."""
+        self.keep_monitor: Callable[[], None] = lambda: None
+        """Start the monitor again if it is gone: for the rank that has started it."""
         self._stack_file: Any = None
         self._pid = os.getpid()
 
@@ -58,10 +63,11 @@ class RankAgent:
         for name in STOP_SIGNALS:
             if hasattr(signal, name):
                 signal.signal(getattr(signal, name), self._on_signal)
+        atexit.register(_end_loader_processes)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:  # a loader process, which has inherited this handler
-            self._on_signal_in_child(number)
+            leave_to_the_rank(self.beacon, self.facts.local_rank, number)
             return
         if self.has_monitor:
             self.mark.ask_to_stop(number)  # the monitor agrees a step with all ranks
@@ -70,22 +76,11 @@ class RankAgent:
             os._exit(75)
         self.beacon.stop_step = self.mark.step + 1
 
-    def _on_signal_in_child(self, number: int) -> None:
-        """A cluster signals all processes of a job: without its loaders a rank could not reach the agreed step.
-
-        If the job was not asked to stop, the signal was meant for this process alone.
-        """
-        time.sleep(MEANT_FOR_ALL_S)
-        asked = self.beacon.stop_signal or self.beacon.rank(self.facts.local_rank).stop_signal
-        if asked or self.beacon.stop_step != NO_STEP:
-            return
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-
     def _beat_forever(self) -> None:
         answered = 0
         while True:
             self.mark.beat()
+            self.keep_monitor()
             request = self.beacon.evidence_request
             if request > answered:
                 self._dump_collectives()
@@ -102,8 +97,9 @@ class RankAgent:
             content = bytes(_dump_fr_trace_json())
         except (ImportError, RuntimeError) as error:  # a torch without it: blame goes by stages alone
             content = json.dumps({"error": str(error)}).encode()
-        path.with_suffix(".tmp").write_bytes(content)
-        os.replace(path.with_suffix(".tmp"), path)
+        with contextlib.suppress(OSError):  # no room for it: blame goes by stages alone
+            path.with_suffix(".tmp").write_bytes(content)
+            os.replace(path.with_suffix(".tmp"), path)
 
     def stop_is_due(self, step: int) -> bool:
         """Whether all ranks have agreed to save and leave once `step` steps are done."""
@@ -119,6 +115,27 @@ class RankAgent:
         self.mark.state = RankState.FAILED
         if self.has_monitor:
             time.sleep(HOLD_S)
+
+
+def leave_to_the_rank(beacon: Beacon, local_rank: int, number: int) -> None:
+    """What a loader process does with a signal that asks it to stop.
+
+    A cluster signals all processes of a job: without its loaders a rank could not reach the agreed step. If the job was
+    not asked to stop, the signal was meant for this process alone.
+    """
+    time.sleep(MEANT_FOR_ALL_S)
+    if beacon.stop_signal or beacon.rank(local_rank).stop_signal or beacon.stop_step != NO_STEP:
+        return
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def _end_loader_processes() -> None:
+    """Python waits for its children before it ends, and a stopped one does not hear that it should."""
+    if hasattr(signal, "SIGCHLD"):
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch would take it for a failure
+    for child in multiprocessing.active_children():
+        child.kill()
 
 
 def register_stack_dump(folder: Path) -> Any:

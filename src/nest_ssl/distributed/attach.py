@@ -13,7 +13,7 @@ from typing import Any
 
 from nest_ssl.distributed.agent import RankAgent
 from nest_ssl.distributed.beacon import Beacon
-from nest_ssl.distributed.launch import beacon_folder, make_beacon_folder, start_monitor
+from nest_ssl.distributed.launch import KeptMonitor, beacon_folder, make_beacon_folder
 from nest_ssl.distributed.limits import Limits
 from nest_ssl.distributed.ranks import BEACON_VARIABLE, LAUNCHER_VARIABLE, RankFacts
 from nest_ssl.distributed.rows import local_rows
@@ -37,8 +37,11 @@ def attached(
     if facts.local_rank == 0:
         make_beacon_folder(_token(facts))
         beacon = _create(folder, facts, workers_per_rank)
-        if wants_monitor:
-            path = folder / "monitor.json"
+    else:
+        beacon = _wait_for_beacon(folder / "beacon", settings["init_s"])
+    agent = RankAgent(facts, beacon, has_monitor=wants_monitor)
+    if wants_monitor and facts.local_rank == 0:
+        monitor = KeptMonitor(
             Settings(
                 **settings,
                 beacon=str(beacon.path),
@@ -47,11 +50,11 @@ def attached(
                 num_nodes=facts.num_nodes,
                 leader_address=facts.master_addr,
                 leader_port=facts.master_port + 1,
-            ).write(path)
-            start_monitor(path)
-    else:
-        beacon = _wait_for_beacon(folder / "beacon", settings["init_s"])
-    agent = RankAgent(facts, beacon, has_monitor=wants_monitor)
+            ),
+            beacon,
+        )
+        monitor.start()
+        agent.keep_monitor = monitor.keep
     agent.start(parent=os.getppid() if facts.launcher == "torchrun" else 0)
     if wants_monitor:
         yield agent
@@ -80,6 +83,14 @@ def _token(facts: RankFacts) -> str:
 
 
 def _create(folder: Path, facts: RankFacts, workers_per_rank: int) -> Beacon:
+    owner = 0
+    with contextlib.suppress(OSError, ValueError):
+        owner = Beacon(folder / "beacon").owner
+    if owner and is_alive(owner):
+        raise ValueError(
+            f"LOCAL_RANK=0: process {owner} has it too, on this node and port. Give every rank of a node its own "
+            f"LOCAL_RANK, and every job its own MASTER_PORT."
+        )
     for left_over in folder.iterdir():  # of an earlier start with the same port
         left_over.unlink()
     return Beacon.create(

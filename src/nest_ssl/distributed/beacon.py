@@ -27,7 +27,7 @@ NUM_STAGES = len(Stage)
 HISTOGRAM_BYTES = 4 * NUM_STAGES * NUM_BUCKETS
 
 HEADER = struct.Struct("<8sIIII")  # magic, local ranks, first rank, workers per rank, world size
-EVIDENCE_REQUEST, STOP_STEP, STOP_SIGNAL, MONITOR_BEAT, OWNER = 64, 72, 80, 88, 96
+EVIDENCE_REQUEST, STOP_STEP, STOP_SIGNAL, MONITOR_BEAT, OWNER, OUTCOME = 64, 72, 80, 88, 96, 104
 RECORD = struct.Struct("<qiiQ")  # step, stage, part, since
 FACTS = struct.Struct("<qiiQQqQ")  # pid, state, stop signal, heartbeat, evidence given, exit status, steps done
 FACTS_AT = 64
@@ -109,6 +109,7 @@ class Beacon:
         beacon = cls(path)
         INT.pack_into(beacon.map, OWNER, os.getpid())
         beacon.stop_step = NO_STEP
+        beacon.outcome = None
         for local_rank in range(local_ranks):
             beacon.set_exit_status(local_rank, NO_STATUS)
         return beacon
@@ -146,6 +147,16 @@ class Beacon:
         INT.pack_into(self.map, STOP_SIGNAL, number)
 
     @property
+    def outcome(self) -> int | None:
+        """The exit code with which the monitor has ended the job; None: it has not."""
+        code = int(INT.unpack_from(self.map, OUTCOME)[0])
+        return None if code == NO_STATUS else code
+
+    @outcome.setter
+    def outcome(self, code: int | None) -> None:
+        INT.pack_into(self.map, OUTCOME, NO_STATUS if code is None else code)
+
+    @property
     def owner(self) -> int:
         """The process that made the file."""
         return int(INT.unpack_from(self.map, OWNER)[0])
@@ -173,7 +184,8 @@ class Beacon:
         return number
 
     def set_pid(self, local_rank: int, pid: int) -> None:
-        """Of a rank that was started and has not said anything yet."""
+        """Of a rank that was started now and has not said anything yet."""
+        RECORD.pack_into(self.map, self.rank_at(local_rank), 0, Stage.INIT, 0, time.monotonic_ns())
         INT.pack_into(self.map, self.rank_at(local_rank) + FACTS_AT, pid)
 
     def set_exit_status(self, local_rank: int, status: int) -> None:

@@ -59,6 +59,10 @@ def judge_dead(rows: Sequence[RankRow], failures: Mapping[int, Failure]) -> Verd
         return _failed(by_rank[failure.rank], failure, rows)
     if died:
         return Verdict("died", died, waiting=[row for row in rows if not row.is_gone])
+    mute = [row for row in rows if row.state is RankState.FAILED and row.rank not in failures]
+    if mute:
+        message = "an exception, which it could not write down: is /dev/shm full?"
+        return Verdict("failed", mute, failure=Failure(mute[0].rank, "", message, "", 0), waiting=_others(rows, mute))
     lost = [f for f in failures.values() if f.rank in by_rank]
     left = [row for row in rows if row.state in (RankState.FINISHED, RankState.STOPPED)]
     if lost and left:  # the connection was lost because the other end had no more to do
@@ -138,7 +142,8 @@ def judge_stalled(rows: Sequence[RankRow], flights: Mapping[int, Flight], floor_
 def _judge_stalled(rows: Sequence[RankRow], flights: Mapping[int, Flight], floor_s: float) -> Verdict | None:
     active = [row for row in rows if row.is_active]
     verdict = (
-        _stopped(active, floor_s)
+        _stopped(_present(rows), floor_s)
+        or _does_not_leave(rows)
         or _blocked_file(active, floor_s)
         or _never_joined(active)
         or _left_early(rows, flights)
@@ -155,9 +160,22 @@ def is_suspicious(rows: Sequence[RankRow], floor_s: float) -> bool:
     active = [row for row in rows if row.is_active]
     return (
         any(row.in_stage_s > row.limit_s for row in active)
-        or _stopped(active, floor_s) is not None
+        or _stopped(_present(rows), floor_s) is not None
+        or _does_not_leave(rows) is not None
         or _blocked_file(active, floor_s) is not None
     )
+
+
+def _present(rows: Sequence[RankRow]) -> list[RankRow]:
+    """Also those that have done their work and have not left yet."""
+    return [row for row in rows if row.is_active or not row.is_gone]
+
+
+def _does_not_leave(rows: Sequence[RankRow]) -> Verdict | None:
+    culprits = [row for row in _present(rows) if not row.is_active and row.in_stage_s > row.limit_s]
+    if not culprits:
+        return None
+    return Verdict("stalled", culprits, max(row.in_stage_s for row in culprits), waiting=_others(rows, culprits))
 
 
 def _stopped(active: Sequence[RankRow], floor_s: float) -> Verdict | None:

@@ -140,16 +140,18 @@ class Leader:
 class Follower:
     """Another node's end."""
 
-    def __init__(self, address: str, port: int, job: str, node: int) -> None:
+    def __init__(self, address: str, port: int, job: str, node: int, patience_s: float) -> None:
         self.address, self.port, self.job, self.node = address, port, job, node
+        self._first_word_until = time.monotonic() + patience_s
         self._socket: socket.socket | None = None
         self._answers: Any = None
         self._heard_at: float | None = None
 
     @property
     def has_lost_leader(self) -> bool:
-        """It was there, and is not any more."""
-        return self._heard_at is not None and time.monotonic() - self._heard_at > HEARD_WITHIN_S
+        """It was there, and is not any more; or it never came."""
+        until = self._first_word_until if self._heard_at is None else self._heard_at + HEARD_WITHIN_S
+        return time.monotonic() > until
 
     def tell(self, told: Told) -> Orders | None:
         """Tell the leader; its orders, or None if it cannot be reached now."""
@@ -159,14 +161,12 @@ class Follower:
                 self._answers = self._socket.makefile("r")
             message = {"job": self.job, "node": self.node, **encode(told)}
             self._socket.sendall((json.dumps(message) + "\n").encode())
-            line = self._answers.readline()
-        except OSError:
-            line = ""
-        if not line:
+            orders = Orders(**json.loads(self._answers.readline()))
+        except (OSError, ValueError, TypeError):  # nobody there, or somebody else has this port
             self._drop()
             return None
         self._heard_at = time.monotonic()
-        return Orders(**json.loads(line))
+        return orders
 
     def _drop(self) -> None:
         if self._socket is not None:

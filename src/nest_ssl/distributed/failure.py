@@ -92,7 +92,7 @@ def write_failure(folder: Path, rank: int, error: BaseException, context: list[s
     path = folder / file_name(rank)
     if not path.exists():
         temporary = path.with_suffix(".tmp")
-        with contextlib.suppress(FileNotFoundError):  # the folder is gone: the job was ended meanwhile
+        with contextlib.suppress(OSError):  # the folder is gone (the job was ended meanwhile) or full
             temporary.write_text(json.dumps(asdict(failure)))
             os.replace(temporary, path)
     return failure

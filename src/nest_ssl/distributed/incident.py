@@ -15,8 +15,11 @@ from nest_ssl.distributed import words
 from nest_ssl.distributed.blame import Verdict
 from nest_ssl.distributed.exit_codes import NEEDS_A_PERSON, RESUMABLE
 from nest_ssl.distributed.stages import part_label
+from nest_ssl.distributed.system import within
 
 FOLDER = "incidents"
+LOOK_S = 2.0
+"""A disk that takes longer to say what is on it does not answer."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,10 @@ def _lost_peer(verdict: Verdict) -> bool:
 
 def make_incident(verdict: Verdict, stack: list[str], run_dir: Path, name: str, resume_command: str) -> Incident:
     row, on_what = verdict.row, words.on_what(verdict)
-    checkpoint = newest_checkpoint(run_dir)
+    try:
+        checkpoint = within(LOOK_S, lambda: newest_checkpoint(run_dir))
+    except OSError:
+        checkpoint = None
     values: dict[str, Any] = {
         "name": name,
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -103,9 +109,10 @@ def _lines(verdict: Verdict, incident: Incident) -> list[str]:
         Path(incident.checkpoint).name if incident.checkpoint else "none yet: resuming starts from the beginning"
     )
     context = verdict.failure.context if verdict.failure is not None else []
+    process = f"pid {row.pid}, node {row.node}" if row.pid else "not heard of"
     return [
         f"nest-ssl: {words.headline(verdict)}",
-        f"  where     {row.place}, step {row.step}, rank {row.rank} (pid {row.pid}, node {row.node})",
+        f"  where     {row.place}, step {row.step}, rank {row.rank} ({process})",
         f"  since     {since}",
         f"  on        {words.on_what(verdict) or '; '.join(context) or 'no file and no collective of its own'}",
         f"  others    {words.others_text(verdict)}",
@@ -140,7 +147,8 @@ def read_incidents(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def newest_checkpoint(run_dir: Path) -> Path | None:
-    found = sorted(_checkpoints(run_dir).glob("*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
+    files = [path for path in _checkpoints(run_dir).glob("*.ckpt") if path.is_file()]
+    found = sorted(files, key=lambda path: path.stat().st_mtime_ns)
     return found[-1] if found else None
 
 

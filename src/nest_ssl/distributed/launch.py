@@ -22,12 +22,14 @@ from nest_ssl.distributed.exit_codes import FINISHED, NEEDS_A_PERSON, RESUMABLE
 from nest_ssl.distributed.node import verdict_path
 from nest_ssl.distributed.ranks import BEACON_VARIABLE, LAUNCHER_VARIABLE, RankFacts
 from nest_ssl.distributed.status import Settings
-from nest_ssl.distributed.system import is_alive, kill_all, shared_memory_folder, wait_until_gone
+from nest_ssl.distributed.system import is_alive, kill_all, say, shared_memory_folder, wait_until_gone
 
 POLL_S = 0.05
 VERDICT_WAIT_S = 8.0
 """A rank that is gone is reported by the monitor within 2 s; if it is not by now, the launcher acts alone."""
 MAX_MONITORS = 3
+SILENT_S = 40.0
+"""A monitor looks four times a second and takes 20 s at most for a report; so late, it stands still."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +66,10 @@ def launch(job: Job) -> int:
             return code
         if fault is not None and fault == last_fault:
             kind, ranks, stage, step = fault
-            _say(f"nest-ssl: the same fault again ({kind}, ranks {ranks}, {stage} of step {step}): not started again")
+            say(f"nest-ssl: the same fault again ({kind}, ranks {ranks}, {stage} of step {step}): not started again")
             return NEEDS_A_PERSON
         last_fault = fault
-        _say(f"nest-ssl: restart {attempt + 1} of {job.max_restarts}")
+        say(f"nest-ssl: restart {attempt + 1} of {job.max_restarts}")
     raise AssertionError("the last attempt returns")
 
 
@@ -88,14 +90,13 @@ class Attempt:
         )
         self.port = job.master_port or free_port()
         self.ranks: list[subprocess.Popen[bytes]] = []
-        self.monitor: subprocess.Popen[bytes] | None = None
-        self._monitors_started = 0
+        self.monitor = KeptMonitor(self._monitor_settings(), self.beacon)
 
     def run(self) -> tuple[int, Any]:
         """An exit code, and what the monitor says the fault was."""
         before = {number: signal.signal(number, self._on_signal) for number in _stop_signals()}
         try:
-            self._start_monitor()
+            self.monitor.start()
             for local_rank in range(self.job.local_ranks):
                 self.ranks.append(self._start_rank(local_rank))
                 self.beacon.set_pid(local_rank, self.ranks[-1].pid)
@@ -125,10 +126,8 @@ class Attempt:
         env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // job.local_ranks)))
         return subprocess.Popen(self.command, env=env, stdin=subprocess.DEVNULL, start_new_session=True)
 
-    def _start_monitor(self) -> None:
-        self._monitors_started += 1
-        path = self.folder / "monitor.json"
-        Settings(
+    def _monitor_settings(self) -> Settings:
+        return Settings(
             **self.job.settings,
             beacon=str(self.beacon.path),
             node=self.job.node,
@@ -136,8 +135,7 @@ class Attempt:
             num_nodes=self.job.num_nodes,
             leader_address=self.job.master_addr,
             leader_port=self.port + 1,
-        ).write(path)
-        self.monitor = start_monitor(path)
+        )
 
     def _wait(self) -> None:
         """Until all ranks have left and the monitor has said what it has to say."""
@@ -147,33 +145,23 @@ class Attempt:
             for local_rank, code in enumerate(codes):
                 if code is not None:
                     self.beacon.set_exit_status(local_rank, code)
-            judged = verdict_path(self.folder).is_file()
+            judged = self.beacon.outcome is not None
             all_left = all(code is not None for code in codes)
             if self._stop_now or (all_left and (judged or all(code in (FINISHED, RESUMABLE) for code in codes))):
                 return
-            self._keep_monitor(judged)
+            if not judged:
+                self.monitor.keep()
             if any(code not in (None, FINISHED, RESUMABLE) for code in codes):
                 alone_since = alone_since or time.monotonic()
                 if time.monotonic() - alone_since > VERDICT_WAIT_S:
-                    _say("nest-ssl: a rank is gone and the monitor says nothing: the job is ended")
+                    say("nest-ssl: a rank is gone and the monitor says nothing: the job is ended")
                     return
             time.sleep(POLL_S)
 
-    def _keep_monitor(self, judged: bool) -> None:
-        if judged or self.monitor is None or self.monitor.poll() in (None, 0):
-            return  # one that leaves by itself has seen all ranks leave
-        if self._monitors_started < MAX_MONITORS:
-            _say("nest-ssl: warning: the monitor was killed; training goes on, with a new monitor")
-            self._start_monitor()
-        else:
-            _say("nest-ssl: warning: the monitor was killed again; training goes on without one")
-            self.monitor = None
-
     def _outcome(self) -> tuple[int, Any]:
-        path = verdict_path(self.folder)
-        if path.is_file():
-            verdict = json.loads(path.read_text())
-            return int(verdict["exit_code"]), verdict["fault"]
+        if (code := self.beacon.outcome) is not None:
+            path = verdict_path(self.folder)
+            return code, json.loads(path.read_text())["fault"] if path.is_file() else None
         codes = [process.poll() for process in self.ranks]
         if all(code == FINISHED for code in codes):
             return FINISHED, None
@@ -183,15 +171,16 @@ class Attempt:
 
     def _end_all(self) -> None:
         """Nothing is left running: ranks, their loader processes, the monitor."""
-        if self.monitor is not None and not self._stop_now:
+        monitor = self.monitor.process
+        if monitor is not None and not self._stop_now:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.monitor.wait(timeout=1.0)  # it has killed the ranks, and leaves
+                monitor.wait(timeout=1.0)  # it has killed the ranks, and leaves
         pids = {process.pid for process in self.ranks}
         pids |= {worker.pid for i in range(self.job.local_ranks) for worker in self.beacon.workers(i)}
-        pids |= {self.monitor.pid} if self.monitor is not None else set()
+        pids |= {monitor.pid} if monitor is not None else set()
         kill_all({pid for pid in pids if is_alive(pid)})
         wait_until_gone(pids, 1.0)
-        for process in [*self.ranks, *([self.monitor] if self.monitor else [])]:
+        for process in [*self.ranks, *([monitor] if monitor is not None else [])]:
             process.poll()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -201,13 +190,40 @@ class Attempt:
         self.beacon.stop_signal = number
 
 
-def start_monitor(settings_path: Path) -> subprocess.Popen[bytes]:
-    """The monitor in a session of its own: a Ctrl-C in the terminal does not reach it."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "nest_ssl.distributed.monitor", str(settings_path)],
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+class KeptMonitor:
+    """The monitor of this node, which is started again when somebody has killed it or it stands still."""
+
+    def __init__(self, settings: Settings, beacon: Beacon) -> None:
+        self.beacon = beacon
+        self.process: subprocess.Popen[bytes] | None = None
+        self._path = beacon.folder / "monitor.json"
+        self._num_started, self._started_ns = 0, 0
+        settings.write(self._path)
+
+    def start(self) -> None:
+        """In a session of its own: a Ctrl-C in the terminal does not reach it."""
+        self._num_started += 1
+        self._started_ns = time.monotonic_ns()
+        command = [sys.executable, "-m", "nest_ssl.distributed.monitor", str(self._path)]
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+
+    def keep(self) -> None:
+        if self.process is None or (code := self.process.poll()) == 0:
+            return  # one that leaves by itself has seen all ranks leave
+        what = "was killed"
+        if code is None:
+            silent_s = (time.monotonic_ns() - max(self.beacon.monitor_beat_ns, self._started_ns)) / 1e9
+            if silent_s < SILENT_S:
+                return
+            what = f"stood still for {silent_s:.0f} s and was ended"
+            self.process.kill()
+            self.process.wait()
+        if self._num_started < MAX_MONITORS:
+            say(f"nest-ssl: warning: the monitor {what}; training goes on, with a new monitor")
+            self.start()
+        else:
+            say(f"nest-ssl: warning: the monitor {what} again; training goes on without one")
+            self.process = None
 
 
 def beacon_folder(token: str) -> Path:
@@ -251,10 +267,14 @@ def check_port(port: int) -> None:
             ) from error
 
 
+def check_address(address: str) -> None:
+    """Refuse a MASTER_ADDR that is no machine: ranks would look for it until they are given up."""
+    try:
+        socket.getaddrinfo(address, None)
+    except OSError as error:
+        raise ValueError(f"MASTER_ADDR={address}: {error.strerror}. Set it to the name or number of node 0.") from error
+
+
 def _stop_signals() -> list[signal.Signals]:
     known = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP") if hasattr(signal, name)]
     return [number for number in known if signal.getsignal(number) is not signal.SIG_IGN]  # nohup ignores SIGHUP
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

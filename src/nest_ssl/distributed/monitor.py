@@ -30,11 +30,11 @@ from nest_ssl.distributed.exit_codes import NEEDS_A_PERSON, RESUMABLE
 from nest_ssl.distributed.flight import Flight
 from nest_ssl.distributed.incident import FOLDER, exit_code_of, incident_name, make_incident, write_incident
 from nest_ssl.distributed.node import EVIDENCE_WAIT_S, Node
-from nest_ssl.distributed.rows import RankRow
+from nest_ssl.distributed.rows import RankRow, absent_row
 from nest_ssl.distributed.slow import Slow, find_slow
 from nest_ssl.distributed.stages import Stage
 from nest_ssl.distributed.status import Settings
-from nest_ssl.distributed.system import die_with_parent
+from nest_ssl.distributed.system import die_with_parent, say, within
 
 LOOK_EVERY_S = 0.25
 SETTLE_S = 0.3
@@ -44,6 +44,8 @@ STOP_MARGIN = 2
 """Steps between the decision to stop and the stop: no rank can have passed it when it learns of it."""
 OTHER_NODES_S = 2.0
 """The same in time, for the word to reach other nodes."""
+REPORT_S = 20.0
+"""A report that takes longer is not waited for: the disk does not answer."""
 WARN_FROM_S = 10.0
 """A warning comes at half the limit, unless that is shorter than this."""
 
@@ -55,6 +57,7 @@ class Monitor:
         self.settings, self.leader = settings, leader
         self.node = Node(settings)
         self.run_dir = Path(settings.run_dir)
+        self._since = time.monotonic()
         self._dead_since: float | None = None
         self._reported: set[tuple[object, ...]] = set()
         self._slow: Slow | None = None
@@ -75,8 +78,17 @@ class Monitor:
             time.sleep(LOOK_EVERY_S)
 
     def _rows(self) -> list[RankRow]:
-        """All ranks now."""
-        return self.node.rows() + (self.leader.rows() if self.leader is not None else [])
+        """All ranks now; before the first step also those of nodes that nobody has heard of."""
+        rows = self.node.rows() + (self.leader.rows() if self.leader is not None else [])
+        if any(row.stage is Stage.INIT and row.is_active for row in rows):
+            known = {row.rank for row in rows}
+            waited_s = time.monotonic() - self._since
+            rows += [
+                absent_row(rank, waited_s, self.settings.init_s)
+                for rank in range(self.node.beacon.world_size)
+                if rank not in known
+            ]
+        return rows
 
     def _look(self, rows: list[RankRow]) -> int | None:
         """One look; an exit code when the job is over."""
@@ -145,10 +157,18 @@ class Monitor:
     def _report(self, verdict: Verdict) -> str:
         """Ten lines to the terminal and to a file, evidence to its folder; the name of the incident."""
         name = incident_name(verdict)
+        try:
+            within(REPORT_S, lambda: self._say_and_keep(verdict, name))
+        except Exception as error:  # whatever keeps the report from being made, the job must be ended
+            say(f"nest-ssl: {words.headline(verdict)}")
+            say(f"nest-ssl: {self.run_dir / FOLDER / name}: the evidence could not be written: {error}")
+        return name
+
+    def _say_and_keep(self, verdict: Verdict, name: str) -> None:
         failure = verdict.failure
         stack = failure.innermost_frames[:3] if failure is not None else self.node.innermost_frames(verdict)
         incident = make_incident(verdict, stack, self.run_dir, name, self.settings.resume_command)
-        if failure is not None and not failure.is_plain and not failure.is_lost_peer:
+        if failure is not None and failure.traceback and not failure.is_plain and not failure.is_lost_peer:
             say(failure.short_traceback)
         say(incident.text)
         folder = self.run_dir / FOLDER / name
@@ -157,9 +177,8 @@ class Monitor:
             self.node.keep_evidence(folder)
             if failure is not None:
                 (folder / "traceback.txt").write_text(failure.traceback)
-        except OSError as error:  # a full disk must not keep the job from being ended
-            say(f"nest-ssl: {folder}: the evidence could not be written: {error.strerror}")
-        return name
+        except OSError as error:
+            say(f"nest-ssl: {folder}: the evidence could not be written: {error.strerror or error}")
 
     def _leave(self, code: int, incident: str | None, verdict: Verdict | None) -> int:
         fault = None if verdict is None else [verdict.kind, verdict.ranks, verdict.row.stage.label, verdict.row.step]
@@ -258,17 +277,15 @@ def follow(settings: Settings, follower: Follower) -> int:
         time.sleep(LOOK_EVERY_S)
 
 
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 def watch(settings: Settings) -> int:
     """As leader, as follower, or for a single node."""
     if settings.num_nodes == 1:
         return Monitor(settings).run()
     job = f"{settings.leader_address}:{settings.leader_port} {settings.run_dir}"
     if settings.node > 0:
-        return follow(settings, Follower(settings.leader_address, settings.leader_port, job, settings.node))
+        return follow(
+            settings, Follower(settings.leader_address, settings.leader_port, job, settings.node, settings.init_s)
+        )
     try:
         leader = Leader(settings.leader_port, job)
     except OSError as error:
@@ -284,7 +301,7 @@ def main(settings_path: str) -> int:
     settings = Settings.read(Path(settings_path))
     if settings.parent:
         die_with_parent(settings.parent)
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)  # it leaves when the ranks have left
     code = watch(settings)

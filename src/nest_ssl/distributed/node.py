@@ -20,10 +20,12 @@ from nest_ssl.distributed.limits import Limits
 from nest_ssl.distributed.rows import RankRow, WorkerRow, local_rows
 from nest_ssl.distributed.slow import RecentDurations
 from nest_ssl.distributed.status import Settings, write_status
-from nest_ssl.distributed.system import kill_all, wait_until_gone
+from nest_ssl.distributed.system import kill_all, wait_until_gone, within
 
 EVIDENCE_WAIT_S = 0.6
 STATUS_EVERY_S = 2.0
+STATUS_AGAIN_S = 60.0
+"""After a disk did not answer."""
 
 
 def verdict_path(folder: Path) -> Path:
@@ -100,11 +102,15 @@ class Node:
 
     def write_status(self, rows: list[RankRow], *, now: bool = False) -> None:
         """What `nest-ssl doctor RUN_DIR` reads of a run whose processes are gone."""
-        if (time.monotonic() < self._next_status and not now) or not Path(self.settings.run_dir).is_dir():
+        if time.monotonic() < self._next_status and not now:
             return
         self._next_status = time.monotonic() + STATUS_EVERY_S
-        with contextlib.suppress(OSError):  # a full disk is for those to report whose work it stops
-            write_status(self.settings, rows, os.getpid())
+        try:
+            within(STATUS_EVERY_S, lambda: write_status(self.settings, rows, os.getpid()))
+        except TimeoutError:
+            self._next_status += STATUS_AGAIN_S
+        except OSError:
+            pass  # a full disk is for those to report whose work it stops
 
     # ---- touching ----
 
@@ -116,8 +122,10 @@ class Node:
     def end(self, verdict: dict[str, Any]) -> None:
         """End every process of the job on this node, and say how."""
         path = verdict_path(self.beacon.folder)
-        path.with_suffix(".tmp").write_text(json.dumps(verdict))
-        os.replace(path.with_suffix(".tmp"), path)
+        with contextlib.suppress(OSError):  # no room left: the exit code has its place
+            path.with_suffix(".tmp").write_text(json.dumps(verdict))
+            os.replace(path.with_suffix(".tmp"), path)
+        self.beacon.outcome = verdict["exit_code"]
         rows = self.rows()
         pids = {row.pid for row in rows if row.pid} | {worker.pid for row in rows for worker in row.workers}
         kill_all(pids)

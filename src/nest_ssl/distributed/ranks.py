@@ -30,7 +30,8 @@ class RankFacts:
     master_port: int
 
     def __post_init__(self) -> None:
-        if not (0 <= self.rank < self.world_size and 0 <= self.local_rank < self.local_world_size):
+        fits = 0 <= self.rank < self.world_size and 0 <= self.local_rank < self.local_world_size
+        if not fits or self.local_rank > self.rank:
             raise ValueError(
                 f"RANK={self.rank}, LOCAL_RANK={self.local_rank} do not fit WORLD_SIZE={self.world_size}, "
                 f"LOCAL_WORLD_SIZE={self.local_world_size}."
@@ -44,6 +45,15 @@ class RankFacts:
     @property
     def num_nodes(self) -> int:
         return -(-self.world_size // self.local_world_size)
+
+    def check_against(self, devices: int, num_nodes: int) -> None:
+        """Refuse a configuration for another number of ranks than were started."""
+        if (devices, num_nodes) != (self.local_world_size, self.num_nodes):
+            raise ValueError(
+                f"trainer.devices={devices} and trainer.num_nodes={num_nodes}, but {self.launcher} has "
+                f"started {self.local_world_size} ranks on this node and {self.world_size} in all. Set "
+                f"trainer.devices={self.local_world_size} trainer.num_nodes={self.num_nodes}."
+            )
 
     def variables(self) -> dict[str, str]:
         """As torch.distributed and the code of others expect them."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any, TypeVar
 
 from torch.utils.data import get_worker_info
 
-from nest_ssl.distributed.agent import register_stack_dump
+from nest_ssl.distributed.agent import STOP_SIGNALS, leave_to_the_rank, register_stack_dump
 from nest_ssl.distributed.beacon import Beacon
 from nest_ssl.distributed.mark import WorkerMark
 from nest_ssl.distributed.system import allow_inspection, die_with_parent
@@ -47,14 +48,19 @@ class ReadReport:
             slot = min(self.first_slot + 1 + number, beacon.workers_per_rank - 1)
             self._mark = WorkerMark(beacon, self.local_rank, slot, number)
             if self._pid != self._rank_pid:
-                self._become_loader(beacon.folder)
+                self._become_loader(beacon)
         return self._mark
 
-    def _become_loader(self, folder: Path) -> None:
+    def _become_loader(self, beacon: Beacon) -> None:
         # torch's loader processes look for their parent every 5 s; the kernel tells them at once.
         die_with_parent(os.getppid())
         allow_inspection()
-        self._stack_file = register_stack_dump(folder)
+        self._stack_file = register_stack_dump(beacon.folder)
+        for name in STOP_SIGNALS:  # torch has given them handlers of its own
+            if hasattr(signal, name):
+                signal.signal(
+                    getattr(signal, name), lambda number, _: leave_to_the_rank(beacon, self.local_rank, number)
+                )
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_mark": None, "_pid": 0, "_stack_file": None}

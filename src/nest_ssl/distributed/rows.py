@@ -106,6 +106,27 @@ def local_rows(
     return [dataclasses.replace(row, usual_ms=(usual_ms or {}).get(i, {})) for i, row in enumerate(rows)]
 
 
+def absent_row(rank: int, waited_s: float, limit_s: float) -> RankRow:
+    """Of a rank that nobody has heard of, on a node of which nothing is known."""
+    return RankRow(
+        rank=rank,
+        node=-1,
+        pid=0,
+        state=RankState.ABSENT,
+        process="",
+        stage=Stage.INIT,
+        part=0,
+        step=0,
+        in_stage_s=waited_s,
+        heartbeat_s=0.0,
+        steps_done=0,
+        exit_status=None,
+        stop_signal=0,
+        limit_s=limit_s,
+        patience_s=limit_s,
+    )
+
+
 def _row(beacon: Beacon, local_rank: int, limits: Limits, node: int) -> RankRow:
     slot = beacon.rank(local_rank)
     now_ns = time.monotonic_ns()

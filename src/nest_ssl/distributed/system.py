@@ -9,8 +9,13 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
 
 IS_LINUX = sys.platform.startswith("linux")
 _PR_SET_PDEATHSIG, _PR_SET_PTRACER = 1, 0x59616D61
@@ -25,6 +30,36 @@ PROCESS_STATES = {
     "I": "idle",
     "": "gone",
 }
+
+
+def say(text: str) -> None:
+    """To the terminal, as long as there is one: a closed window or an ended `| tee log` must not end the work."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):  # what is still to be written would fail again at the end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+
+def within(seconds: float, work: Callable[[], T]) -> T:
+    """The result of `work`; TimeoutError if it takes longer, as what touches a dead disk does for ever."""
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    return results[0]
 
 
 def shared_memory_folder(least_free_mb: float = 16.0) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import stat
@@ -11,7 +12,9 @@ from pathlib import Path
 from nest_ssl.distributed.blame import Verdict
 from nest_ssl.distributed.rows import RankRow, WorkerRow
 from nest_ssl.distributed.stages import InitPart, Stage
-from nest_ssl.distributed.system import PROCESS_STATES
+from nest_ssl.distributed.system import PROCESS_STATES, within
+
+STAT_S = 2.0
 
 
 def ranks_text(ranks: list[int]) -> str:
@@ -105,16 +108,26 @@ def _why_no_data(verdict: Verdict) -> str:
     name = f"loader process {worker.number} (pid {worker.pid})" if worker.number >= 0 else "the rank itself"
     path = f"; it was reading {worker.path}" if worker.path else ""
     if verdict.kind == "worker-died":
-        what = "killed" if verdict.failure is None or "killed by signal" in verdict.failure.message else "gone"
-        return f"{name} was {what}: shared memory (/dev/shm) or memory?{path}"
+        return f"{name} {_how_it_ended(verdict)}{path}"
     if verdict.kind == "worker-stopped":
         return f"{name} is stopped (SIGSTOP or a debugger){path}"
     return f"{name} does not get {worker.path}: {_kind_of_file(worker)}"
 
 
+def _how_it_ended(verdict: Verdict) -> str:
+    message = "" if verdict.failure is None else verdict.failure.message
+    killed_by = re.search(r"killed by signal: (\w+(?: \w+)?)", message)
+    if killed_by is not None and killed_by[1] not in ("Killed", "Bus error"):
+        return f"was ended by a signal: {killed_by[1]}"
+    what = "was killed" if not message or "killed by signal" in message else "is gone"
+    return f"{what}: shared memory (/dev/shm) or memory?"
+
+
 def _kind_of_file(worker: WorkerRow) -> str:
     try:
-        mode = os.stat(worker.path).st_mode
+        mode = within(STAT_S, lambda: os.stat(worker.path)).st_mode
+    except TimeoutError:
+        return "the disk or the network disk does not answer"
     except OSError as error:
         return f"it cannot be looked at ({error.strerror})"
     if stat.S_ISFIFO(mode):

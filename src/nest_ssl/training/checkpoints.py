@@ -19,7 +19,7 @@ from torch import Tensor
 from nest_ssl.config import CheckpointConfig, ExperimentConfig
 from nest_ssl.files import replacing
 from nest_ssl.nemo_file import nemo_config, write_nemo
-from nest_ssl.training.experiment import RunFolder
+from nest_ssl.training.experiment import LAST, RunFolder
 from nest_ssl.training.module import PretrainingModule, model_weights
 from nest_ssl.training.moments import asks_rank_0, is_within_step, validation_is_next
 from nest_ssl.training.nonfinite import check_finite_weights
@@ -83,8 +83,7 @@ class LatestCheckpoint(Checkpoint):
     """
 
     def __init__(self, folder: Path, params: CheckpointConfig) -> None:
-        self.path = folder / "last.ckpt"
-        self.weights_only = params.save_weights_only
+        self.path = folder / LAST
         self.every_n_steps = params.every_n_train_steps
         self.every_s = _seconds(params.train_time_interval)
         self._saved_at_s = time.monotonic()
@@ -124,7 +123,7 @@ class LatestCheckpoint(Checkpoint):
         self._is_owed = False
         if trainer.global_step > self._saved_step:
             self._saved_at_s, self._saved_step = time.monotonic(), trainer.global_step
-            trainer.save_checkpoint(self.path, self.weights_only)
+            trainer.save_checkpoint(self.path)  # whole, whatever `save_weights_only` says: a run goes on from it
 
 
 def _seconds(interval: str | None) -> float | None:

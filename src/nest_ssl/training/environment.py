@@ -52,12 +52,7 @@ class LaunchedRank(ClusterEnvironment):
         return self.facts.node
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        if (num_devices, num_nodes) != (self.facts.local_world_size, self.facts.num_nodes):
-            raise ValueError(
-                f"trainer.devices={num_devices} and trainer.num_nodes={num_nodes}, but {self.facts.launcher} has "
-                f"started {self.facts.local_world_size} ranks on this node and {self.facts.world_size} in all. Set "
-                f"trainer.devices={self.facts.local_world_size} trainer.num_nodes={self.facts.num_nodes}."
-            )
+        self.facts.check_against(num_devices, num_nodes)
 
 
 def take_broadcasts_out(trainer: pl.Trainer) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import itertools
 import logging
 import os
+import platform
 import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,9 +19,16 @@ import yaml
 
 from nest_ssl.config import CheckpointConfig, ExperimentConfig, NestConfig
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 log = logging.getLogger(__name__)
 
 DEFAULT_ROOT = "nest_experiments"
+LOCK = ".lock"
+LAST = "last.ckpt"
 VERSION_VARIABLE = "NEST_SSL_RUN_VERSION"
 """Set by the launcher for its ranks, so that all have one folder."""
 
@@ -69,25 +79,55 @@ def _new_version(base: Path, by_time: bool) -> str:
     return next(name for number in itertools.count() if (name := f"version_{number}") not in taken)
 
 
-def create(folder: RunFolder, cfg: NestConfig) -> None:
-    """Make the folder and write down what the run is: its configuration, the commit it was started from, copies."""
+@contextlib.contextmanager
+def created(folder: RunFolder, cfg: NestConfig) -> Iterator[None]:
+    """The folder, made and taken: a second run in it would overwrite checkpoints and metrics of the first.
+
+    What the run is stands in it: its configuration, the commit it was started from, copies.
+    """
     for name in (cfg.exp_manager.files_to_copy or []) if cfg.exp_manager else []:
         if not Path(name).is_file():
             raise ValueError(f"exp_manager.files_to_copy: {name}: no such file.")
     try:
         for path in (folder.path, folder.checkpoints):
             path.mkdir(parents=True, exist_ok=True)
-        for left_over in folder.checkpoints.glob(".*.tmp"):  # of a save that was killed
-            left_over.unlink()
-        (folder.path / "hparams.yaml").write_text(yaml.safe_dump(dataclasses.asdict(cfg), sort_keys=False))
-        (folder.path / "git-commit.txt").write_text(git_commit())
-        for name in (cfg.exp_manager.files_to_copy or []) if cfg.exp_manager else []:
-            shutil.copy(name, folder.path)
+        lock = (folder.path / LOCK).open("a+")
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise ValueError(
-            f"{folder.path}: cannot be written: {reason}. Set exp_manager.exp_dir to another folder."
-        ) from error
+        raise _cannot_be_written(folder, error) from error
+    with lock:  # to be closed only at the end: the system gives it back, however this process ends
+        if fcntl is not None:
+            try:
+                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError) as error:
+                lock.seek(0)
+                raise ValueError(
+                    f"{folder.path}: another run is using it ({lock.read().strip()}). Wait for it to end, or give this "
+                    f"one another exp_manager.name."
+                ) from error
+            except OSError as error:  # some network disks
+                log.warning("%s: cannot be locked (%s): start no second run in it.", folder.path, error.strerror)
+        try:
+            lock.truncate(0)
+            lock.write(f"process {os.getpid()} on {platform.node()}\n")
+            lock.flush()
+            _describe(folder, cfg)
+        except OSError as error:
+            raise _cannot_be_written(folder, error) from error
+        yield
+
+
+def _describe(folder: RunFolder, cfg: NestConfig) -> None:
+    for left_over in folder.checkpoints.glob(".*.tmp"):  # of a save that was killed
+        left_over.unlink()
+    (folder.path / "hparams.yaml").write_text(yaml.safe_dump(dataclasses.asdict(cfg), sort_keys=False))
+    (folder.path / "git-commit.txt").write_text(git_commit())
+    for name in (cfg.exp_manager.files_to_copy or []) if cfg.exp_manager else []:
+        shutil.copy(name, folder.path)
+
+
+def _cannot_be_written(folder: RunFolder, error: OSError) -> ValueError:
+    reason = error.strerror or str(error)
+    return ValueError(f"{folder.path}: cannot be written: {reason}. Set exp_manager.exp_dir to another folder.")
 
 
 def git_commit() -> str:
@@ -111,9 +151,12 @@ def checkpoint_to_resume(folder: RunFolder, exp: ExperimentConfig) -> Path | Non
         return path
     if not exp.resume_if_exists:
         return None
-    found = sorted(folder.checkpoints.glob("*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
-    if found:
-        return found[-1]
+    last = folder.checkpoints / LAST
+    if exp.checkpoint_callback_params.save_last and last.is_file():
+        return last  # the best may be newer, but written within a step, or hold weights alone
+    files = [path for path in folder.checkpoints.glob("*.ckpt") if path.is_file()]
+    if files:
+        return max(files, key=lambda path: path.stat().st_mtime_ns)
     if not exp.resume_ignore_no_checkpoint:
         raise ValueError(
             f"{folder.checkpoints}: there is no checkpoint to resume from. "

@@ -46,9 +46,11 @@ class MetricsCsv(Logger):
         if new:
             self._columns = self._columns + new
             rewrite(self.path, self._columns, read_rows(self.path))
-        with self.path.open("a", newline="") as file:
-            csv.DictWriter(file, self._columns).writerow(row)
-            file.flush()
+        try:
+            with self.path.open("a", newline="") as file:
+                csv.DictWriter(file, self._columns).writerow(row)
+        except OSError as error:
+            raise OSError(f"{self.path}: cannot be written: {error.strerror}.") from error
 
 
 def read_columns(path: Path) -> list[str]:

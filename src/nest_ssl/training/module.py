@@ -157,6 +157,11 @@ class PretrainingModule(pl.LightningModule):
     def on_train_batch_start(self, batch: AudioNoiseBatch, batch_idx: int) -> None:
         # What loggers count with: after a resume Lightning's own is one behind, or not, as the checkpoint was written.
         self.trainer.fit_loop.epoch_loop._batches_that_stepped = self.trainer.global_step
+        # It also forgets to count the epoch that follows one whose last batch it was resumed from, and would then take
+        # the next checkpoint in the middle of an epoch for one at its end.
+        progress: Any = self.trainer.fit_loop.epoch_progress
+        for count in (progress.current, progress.total):
+            count.ready = count.started = count.processed + 1
         seed_everything(self.cfg.seed, Stage.TRAIN, self.current_epoch, batch_idx, self.global_rank)
 
     def training_step(self, batch: AudioNoiseBatch, batch_idx: int) -> Tensor:

@@ -39,10 +39,9 @@ class SkipNonFinite(Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
     ) -> None:
         assert isinstance(pl_module, PretrainingModule)
-        if getattr(trainer.precision_plugin, "scaler", None) is not None:
-            return  # fp16: the gradient is scaled, and the scaler skips such steps itself
         skip = ~torch.isfinite(pl_module.gradient_norm())
-        skip_gradient(optimizer, skip)
+        if getattr(trainer.precision_plugin, "scaler", None) is None:  # fp16: the scaler skips such steps itself
+            skip_gradient(optimizer, skip)
         before = torch.zeros_like(skip, dtype=torch.long) if self.in_a_row is None else self.in_a_row
         self.in_a_row = torch.where(skip, before + 1, 0)
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import logging
+import pickle
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from lightning.pytorch.callbacks import Callback, EarlyStopping
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from nest_ssl.checkpoint.initialize import maybe_init_from_pretrained_checkpoint
@@ -17,6 +22,7 @@ from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
 from nest_ssl.training import experiment
 from nest_ssl.training.averaging import ExponentialAverage
 from nest_ssl.training.checkpoints import checkpoint_callbacks
+from nest_ssl.training.early_stopping import StopEarly, check_monitors
 from nest_ssl.training.experiment import RunFolder
 from nest_ssl.training.metrics_csv import MetricsCsv, forget_after
 from nest_ssl.training.module import PretrainingModule
@@ -42,34 +48,58 @@ def pretrain(cfg: NestConfig, agent: RankAgent | None = None) -> RunFolder:
     metrics = MetricsCsv(folder.metrics_csv)
     checkpoint = experiment.checkpoint_to_resume(folder, exp)
     watch = None if agent is None else Watch(agent)
-    callbacks = _callbacks(cfg, exp, folder, metrics)
+    with _lightnings_complaints():
+        callbacks = _callbacks(cfg, exp, folder, metrics)
     if watch is not None:
         callbacks = [*watch.callbacks(cfg, folder, checkpoint), *callbacks, *watch.last_callbacks(cfg, folder)]
     rank = agent.facts if agent is not None and agent.facts.world_size > 1 else None
     options = cfg.trainer
     if not validation_sets(cfg.model.validation_ds):
         options = replace(options, limit_val_batches=0)  # else Lightning takes every epoch's end for a validation
-    trainer = build_trainer(options, callbacks, [metrics, *_loggers(exp, folder)], rank)
+    with _lightnings_complaints():
+        trainer = build_trainer(options, callbacks, [metrics, *_loggers(exp, folder)], rank)
     seed_everything(cfg.seed, Stage.WEIGHTS)
     module = PretrainingModule(EncDecDenoiseMaskedTokenPredModel(cfg.model), cfg, folder.path, watch)
     if checkpoint is None:
         maybe_init_from_pretrained_checkpoint(module.model, cfg)
-    if trainer.is_global_zero:
-        experiment.create(folder, cfg)
-    with log_to_file(folder.path, exp, global_rank=trainer.global_rank, local_rank=trainer.local_rank):
+    with contextlib.ExitStack() as stack:
+        if trainer.is_global_zero:
+            stack.enter_context(experiment.created(folder, cfg))
+        stack.enter_context(
+            log_to_file(folder.path, exp, global_rank=trainer.global_rank, local_rank=trainer.local_rank)
+        )
         if trainer.is_global_zero:
             _say_where(checkpoint, folder)
         if watch is not None:
             watch.joins()
-        trainer.fit(module, ckpt_path=checkpoint, weights_only=True)
+        with _lightnings_complaints():
+            trainer.fit(module, ckpt_path=checkpoint, weights_only=True)
     return folder
+
+
+@contextlib.contextmanager
+def _lightnings_complaints() -> Iterator[None]:
+    """What Lightning has to say about the configuration is for the user, as what we say."""
+    try:
+        yield
+    except MisconfigurationException as error:
+        raise ValueError(f"trainer: {' '.join(str(error).split())}") from error
 
 
 def _say_where(checkpoint: Path | None, folder: RunFolder) -> None:
     if checkpoint is None:
         log.info("run folder: %s", folder.path)
         return
-    step = int(torch.load(checkpoint, map_location="meta", weights_only=True)["global_step"])
+    try:
+        content = torch.load(checkpoint, map_location="meta", weights_only=True)
+    except pickle.UnpicklingError:
+        content = {}  # types of NeMo's in it
+    if "data_position" not in content or "optimizer_states" not in content:
+        raise ValueError(
+            f"{checkpoint}: cannot be gone on from: it holds weights alone, or NeMo has written it. Start from its "
+            f"weights with 'init_from_ptl_ckpt=\"{checkpoint}\"' and another exp_manager.name."
+        )
+    step = int(content["global_step"])
     forget_after(folder.metrics_csv, step)
     log.info("run folder: %s; resumed at step %d from %s", folder.path, step, checkpoint.name)
 
@@ -80,9 +110,18 @@ def _callbacks(cfg: NestConfig, exp: ExperimentConfig, folder: RunFolder, metric
         if "fsdp" in str(cfg.trainer.strategy).lower():
             raise ValueError("exp_manager.ema: there is no average of weights that are sharded. Use strategy=ddp.")
         callbacks.append(ExponentialAverage(exp.ema))  # before the checkpoints, which save what it averages
-    callbacks += checkpoint_callbacks(exp, folder, cfg.name)
+    sets = validation_sets(cfg.model.validation_ds)
+    endless = cfg.model.train_ds is not None and cfg.model.train_ds.endless
+    if sets and endless and not isinstance(cfg.trainer.val_check_interval, int):
+        log.warning(
+            "model.train_ds.endless: an epoch has no end, so nothing is validated; set trainer.val_check_interval to a "
+            "number of batches and trainer.check_val_every_n_epoch=null."
+        )
+    check_monitors(exp, list(sets))
+    if not cfg.trainer.fast_dev_run:  # a try must leave nothing that a run would go on from
+        callbacks += checkpoint_callbacks(exp, folder, cfg.name)
     if exp.create_early_stopping_callback:
-        callbacks.append(EarlyStopping(**vars(exp.early_stopping_callback_params)))
+        callbacks.append(StopEarly(exp.early_stopping_callback_params, has_validation=bool(sets)))
     if exp.max_time_per_run is not None:
         callbacks.append(TimePerRun(exp.max_time_per_run))
     if cfg.trainer.enable_progress_bar is not False:
@@ -95,6 +134,8 @@ def _loggers(exp: ExperimentConfig, folder: RunFolder) -> list[Logger]:
     if exp.create_tensorboard_logger:
         loggers.append(TensorBoardLogger(folder.path, name="", version="", **(exp.summary_writer_kwargs or {})))
     if exp.create_wandb_logger:
+        if importlib.util.find_spec("wandb") is None:
+            raise ValueError("exp_manager.create_wandb_logger: wandb is not installed. pip install 'nest-ssl[wandb]'")
         from lightning.pytorch.loggers import WandbLogger
 
         loggers.append(WandbLogger(save_dir=folder.path, **(exp.wandb_logger_kwargs or {})))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import sys
 import time
@@ -12,6 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from nest_ssl.distributed.system import say
 from nest_ssl.training.metrics_csv import MetricsCsv
 
 LINE_EVERY_S = 10.0
@@ -62,7 +64,8 @@ class ProgressReport(Callback):
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if self.bar is not None:
-            self.bar.stop()
+            with contextlib.suppress(OSError):  # the terminal was closed
+                self.bar.stop()
             self.bar = None
 
     def _line(self, trainer: pl.Trainer) -> None:
@@ -75,10 +78,11 @@ class ProgressReport(Callback):
         self._say(", ".join(part for part in parts if part))
 
     def _say(self, text: str) -> None:
-        if self.bar is not None:
+        if self.bar is None:
+            say(text)
+            return
+        with contextlib.suppress(OSError):
             self.bar.console.print(text)
-        else:
-            print(text, file=sys.stderr, flush=True)
 
     def _shown(self) -> str:
         latest = self.metrics.latest

@@ -44,6 +44,8 @@ def start(cfg: NestConfig, arguments: list[str]) -> Outcome:
     if facts is None and (per_node * cfg.trainer.num_nodes > 1 or cfg.watchdog.enabled):
         code = _launch(cfg, arguments, per_node, folder.path)
         return Outcome(code, folder.path, speaks=os.environ.get("NODE_RANK", "0") == "0")
+    if facts is not None and facts.world_size == 1:
+        facts.check_against(per_node, cfg.trainer.num_nodes)  # else Lightning would start the others, unwatched
     facts = facts or _alone()
     code = _train(cfg, arguments, facts, folder.path)
     return Outcome(code, folder.path, speaks=facts.rank == 0 and facts.launcher != "nest-ssl")
@@ -64,7 +66,7 @@ def devices_per_node(config: TrainerConfig) -> int:
 
 
 def _launch(cfg: NestConfig, arguments: list[str], per_node: int, run_dir: Path) -> int:
-    from nest_ssl.distributed.launch import Job, check_port, launch
+    from nest_ssl.distributed.launch import Job, check_address, check_port, launch
 
     node = int(os.environ.get("NODE_RANK", "0"))
     port = os.environ.get("MASTER_PORT")
@@ -73,15 +75,19 @@ def _launch(cfg: NestConfig, arguments: list[str], per_node: int, run_dir: Path)
             f"trainer.num_nodes={cfg.trainer.num_nodes}: start this command on every node with MASTER_ADDR, "
             f"MASTER_PORT and NODE_RANK set, or use torchrun or srun."
         )
+    address = os.environ["MASTER_ADDR"] if cfg.trainer.num_nodes > 1 else "127.0.0.1"
+    check_address(address)
     if port is not None and node == 0:
         check_port(int(port))
+        if cfg.trainer.num_nodes > 1:
+            check_port(int(port) + 1)  # the monitors'
     verbose = ["--verbose"] if logging.getLogger().isEnabledFor(logging.DEBUG) else []
     job = Job(
         command=[sys.executable, "-m", "nest_ssl", *verbose, "pretrain", *arguments],
         local_ranks=per_node,
         num_nodes=cfg.trainer.num_nodes,
         node=node,
-        master_addr=os.environ.get("MASTER_ADDR", "127.0.0.1"),
+        master_addr=address,
         master_port=None if port is None else int(port),
         workers_per_rank=worker_slots(cfg),
         settings=monitor_settings(cfg, arguments, run_dir, None),
@@ -94,7 +100,7 @@ def _launch(cfg: NestConfig, arguments: list[str], per_node: int, run_dir: Path)
 def _train(cfg: NestConfig, arguments: list[str], facts: RankFacts, run_dir: Path) -> int:
     from nest_ssl.distributed.attach import attached
     from nest_ssl.distributed.beacon import RankState
-    from nest_ssl.distributed.launch import check_port
+    from nest_ssl.distributed.launch import check_address, check_port
 
     keep_freed_memory()
     os.environ.update(facts.variables() if facts.world_size > 1 else {})
@@ -107,8 +113,10 @@ def _train(cfg: NestConfig, arguments: list[str], facts: RankFacts, run_dir: Pat
             handler.setLevel(logging.WARNING)  # rank 0 speaks for all; each rank has its own log file
     with attached(facts, settings, workers_per_rank=worker_slots(cfg), wants_monitor=many) as agent:
         try:
-            if facts.rank == 0 and facts.launcher in ("slurm", "environment"):
-                check_port(facts.master_port)
+            if many and facts.launcher in ("slurm", "environment"):
+                check_address(facts.master_addr)
+                if facts.rank == 0:
+                    check_port(facts.master_port)
             with _without_garbage_collection():
                 from nest_ssl.training.pretrain import pretrain
                 from nest_ssl.training.watch import Stopped

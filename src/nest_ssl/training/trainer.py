@@ -36,6 +36,11 @@ def build_trainer(
     `rank` is who this process is, if somebody has launched it as one of several.
     """
     _quiet_lightning()
+    if str(config.precision) in ("bf16-true", "16-true", "transformer-engine", "transformer-engine-float16"):
+        raise ValueError(
+            f"trainer.precision={config.precision}: would round the audio, and with it the codes to predict. "
+            f"Use bf16 or 16."
+        )
     arguments = dict(vars(config))
     on_gpu = uses_gpu(config)
     if config.max_time is not None:
