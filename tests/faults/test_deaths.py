@@ -166,10 +166,13 @@ def test_row_21_every_process_is_asked_and_loader_processes_let_the_rank_save(la
 
 
 @pytest.mark.faults
-def test_row_21_a_run_of_one_rank_saves_and_resumes_too(lab: Lab) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_row_21_a_run_of_one_rank_saves_and_resumes_too(lab: Lab, number: signal.Signals) -> None:
+    if signal.getsignal(number) is signal.SIG_IGN:
+        pytest.skip(f"{number.name} is ignored here, as under nohup")
     run = lab.start("slow_rank all 0", ranks=1)
     run.wait_for_step(2)
-    run.process.send_signal(signal.SIGTERM)
+    run.process.send_signal(number)
     run.wait()
     assert run.returncode == 75, run.stderr[-4000:]
     assert "saved and stopped after step" in run.stderr

@@ -23,7 +23,7 @@ from nest_ssl.distributed.evidence import fault_file
 from nest_ssl.distributed.failure import write_failure
 from nest_ssl.distributed.mark import RankMark
 from nest_ssl.distributed.ranks import RankFacts
-from nest_ssl.distributed.system import allow_inspection, die_with_parent
+from nest_ssl.distributed.system import allow_inspection, die_with_parent, stop_signals
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,6 @@ BEAT_EVERY_S = 0.25
 HOLD_S = 15.0
 """A failed rank waits this long to be ended by the monitor: its evidence is still there, and the others see nothing."""
 MEANT_FOR_ALL_S = 0.5
-STOP_SIGNALS = ("SIGTERM", "SIGUSR1", "SIGINT")
 
 
 class RankAgent:
@@ -60,9 +59,8 @@ class RankAgent:
         self.mark.take()
         self._stack_file = register_stack_dump(self.beacon.folder)
         threading.Thread(target=self._beat_forever, name="nest-ssl heartbeat", daemon=True).start()
-        for name in STOP_SIGNALS:
-            if hasattr(signal, name):
-                signal.signal(getattr(signal, name), self._on_signal)
+        for number in stop_signals():
+            signal.signal(number, self._on_signal)
         atexit.register(_end_loader_processes)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

@@ -22,7 +22,7 @@ from nest_ssl.distributed.exit_codes import FINISHED, NEEDS_A_PERSON, RESUMABLE
 from nest_ssl.distributed.node import verdict_path
 from nest_ssl.distributed.ranks import BEACON_VARIABLE, LAUNCHER_VARIABLE, RankFacts
 from nest_ssl.distributed.status import Settings
-from nest_ssl.distributed.system import is_alive, kill_all, say, shared_memory_folder, wait_until_gone
+from nest_ssl.distributed.system import is_alive, kill_all, say, shared_memory_folder, stop_signals, wait_until_gone
 
 POLL_S = 0.05
 VERDICT_WAIT_S = 8.0
@@ -94,7 +94,7 @@ class Attempt:
 
     def run(self) -> tuple[int, Any]:
         """An exit code, and what the monitor says the fault was."""
-        before = {number: signal.signal(number, self._on_signal) for number in _stop_signals()}
+        before = {number: signal.signal(number, self._on_signal) for number in stop_signals()}
         try:
             self.monitor.start()
             for local_rank in range(self.job.local_ranks):
@@ -273,8 +273,3 @@ def check_address(address: str) -> None:
         socket.getaddrinfo(address, None)
     except OSError as error:
         raise ValueError(f"MASTER_ADDR={address}: {error.strerror}. Set it to the name or number of node 0.") from error
-
-
-def _stop_signals() -> list[signal.Signals]:
-    known = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP") if hasattr(signal, name)]
-    return [number for number in known if signal.getsignal(number) is not signal.SIG_IGN]  # nohup ignores SIGHUP

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 from torch.utils.data import get_worker_info
 
-from nest_ssl.distributed.agent import STOP_SIGNALS, leave_to_the_rank, register_stack_dump
+from nest_ssl.distributed.agent import leave_to_the_rank, register_stack_dump
 from nest_ssl.distributed.beacon import Beacon
 from nest_ssl.distributed.mark import WorkerMark
-from nest_ssl.distributed.system import allow_inspection, die_with_parent
+from nest_ssl.distributed.system import allow_inspection, die_with_parent, stop_signals
 
 T = TypeVar("T")
 
@@ -56,11 +56,8 @@ class ReadReport:
         die_with_parent(os.getppid())
         allow_inspection()
         self._stack_file = register_stack_dump(beacon.folder)
-        for name in STOP_SIGNALS:  # torch has given them handlers of its own
-            if hasattr(signal, name):
-                signal.signal(
-                    getattr(signal, name), lambda number, _: leave_to_the_rank(beacon, self.local_rank, number)
-                )
+        for number in stop_signals():  # torch has a handler of its own for SIGTERM
+            signal.signal(number, lambda number, _: leave_to_the_rank(beacon, self.local_rank, number))
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_mark": None, "_pid": 0, "_stack_file": None}

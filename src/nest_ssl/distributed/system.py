@@ -62,6 +62,12 @@ def within(seconds: float, work: Callable[[], T]) -> T:
     return results[0]
 
 
+def stop_signals() -> list[signal.Signals]:
+    """Those that ask a run to save and leave; not what somebody has this process ignore, as nohup does with SIGHUP."""
+    known = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP") if hasattr(signal, name)]
+    return [number for number in known if signal.getsignal(number) is not signal.SIG_IGN]
+
+
 def shared_memory_folder(least_free_mb: float = 16.0) -> Path:
     """Where a mapped file costs no disk, as long as there is room."""
     shm = Path("/dev/shm")
