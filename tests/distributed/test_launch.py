@@ -161,7 +161,7 @@ def test_a_terminal_that_goes_away_does_not_keep_ranks_from_saving(tmp_path: Pat
     time.sleep(2.0)
     assert process.stderr is not None
     process.stderr.close()  # as Ctrl-C does with '2>&1 | tee log'
-    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=20) == 75
     status = json.loads((tmp_path / "watchdog" / "node0.json").read_text())
     assert [row["state"] for row in status["rows"]] == ["stopped", "stopped"]
