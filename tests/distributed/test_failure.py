@@ -8,6 +8,7 @@ import torch
 
 from nest_ssl.distributed.evidence import innermost_frames
 from nest_ssl.distributed.failure import read_failures, write_failure
+from nest_ssl.distributed.incident import newest_checkpoint
 
 
 def raised(act: object) -> BaseException:
@@ -49,3 +50,11 @@ def test_the_frames_of_py_spy_and_of_faulthandler_read_alike() -> None:
     assert innermost_frames(spied) == ["f (a/b.py:3)", "g (c.py:4)"]
     assert innermost_frames(handled) == ["f (a/b.py:3)", "g (x/c.py:4)"]
     assert innermost_frames("") == []
+
+
+def test_a_checkpoint_that_leads_nowhere_is_none(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "gone.ckpt").symlink_to(tmp_path / "nowhere")
+    assert newest_checkpoint(tmp_path) is None
+    (tmp_path / "checkpoints" / "last.ckpt").write_bytes(b"")
+    assert newest_checkpoint(tmp_path) == tmp_path / "checkpoints" / "last.ckpt"

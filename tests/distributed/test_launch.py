@@ -207,6 +207,8 @@ def test_a_monitor_that_stands_still_is_replaced(
     deadline = time.monotonic() + 10
     while not one_rank[1].monitor_beat_ns and time.monotonic() < deadline:
         time.sleep(0.05)
+    first.send_signal(signal.SIGUSR1)  # as a cluster sends it to every process
+    time.sleep(0.2)
     monitor.keep()
     assert monitor.process is first
     first.send_signal(signal.SIGSTOP)
