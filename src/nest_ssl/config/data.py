@@ -213,7 +213,8 @@ class DatasetConfig:
         if self.use_lhotse and (self.cuts_path or self.shar_path):
             one_channel = self.channel_selector not in (None, "average")
             given = {"channel_selector": one_channel, "trim_silence": self.trim_silence, "max_utts": self.max_utts}
-            for key in (key for key, is_given in given.items() if is_given):
+            if any(given.values()):
+                key = next(key for key, is_given in given.items() if is_given)
                 raise ValueError(f"{key}: is not applied to cuts_path and shar_path. Prepare the cuts with lhotse.")
         for key in ("bucketing_weights", "bucketing_batch_size", "bucket_batch_size"):
             values = getattr(self, key)

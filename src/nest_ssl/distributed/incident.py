@@ -15,11 +15,9 @@ from nest_ssl.distributed import words
 from nest_ssl.distributed.blame import Verdict
 from nest_ssl.distributed.exit_codes import NEEDS_A_PERSON, RESUMABLE
 from nest_ssl.distributed.stages import part_label
-from nest_ssl.distributed.system import within
+from nest_ssl.distributed.system import DISK_ANSWERS_S, within
 
 FOLDER = "incidents"
-LOOK_S = 2.0
-"""A disk that takes longer to say what is on it does not answer."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,7 @@ def _lost_peer(verdict: Verdict) -> bool:
 def make_incident(verdict: Verdict, stack: list[str], run_dir: Path, name: str, resume_command: str) -> Incident:
     row, on_what = verdict.row, words.on_what(verdict)
     try:
-        checkpoint = within(LOOK_S, lambda: newest_checkpoint(run_dir))
+        checkpoint = within(DISK_ANSWERS_S, lambda: newest_checkpoint(run_dir))
     except OSError:
         checkpoint = None
     values: dict[str, Any] = {
@@ -147,9 +145,12 @@ def read_incidents(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def newest_checkpoint(run_dir: Path) -> Path | None:
-    files = [path for path in _checkpoints(run_dir).glob("*.ckpt") if path.is_file()]
-    found = sorted(files, key=lambda path: path.stat().st_mtime_ns)
-    return found[-1] if found else None
+    return newest_of(_checkpoints(run_dir))
+
+
+def newest_of(checkpoints: Path) -> Path | None:
+    files = [path for path in checkpoints.glob("*.ckpt") if path.is_file()]
+    return max(files, key=lambda path: path.stat().st_mtime_ns, default=None)
 
 
 def _checkpoints(run_dir: Path) -> Path:

@@ -107,10 +107,9 @@ class Node:
         self._next_status = time.monotonic() + STATUS_EVERY_S
         try:
             within(STATUS_EVERY_S, lambda: write_status(self.settings, rows, os.getpid()))
-        except TimeoutError:
-            self._next_status += STATUS_AGAIN_S
-        except OSError:
-            pass  # a full disk is for those to report whose work it stops
+        except OSError as error:  # a full disk is for those to report whose work it stops
+            if isinstance(error, TimeoutError):
+                self._next_status += STATUS_AGAIN_S
 
     # ---- touching ----
 

@@ -17,6 +17,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+DISK_ANSWERS_S = 2.0
+"""A disk that takes longer to say what is on it does not answer."""
 IS_LINUX = sys.platform.startswith("linux")
 _PR_SET_PDEATHSIG, _PR_SET_PTRACER = 1, 0x59616D61
 

@@ -12,9 +12,7 @@ from pathlib import Path
 from nest_ssl.distributed.blame import Verdict
 from nest_ssl.distributed.rows import RankRow, WorkerRow
 from nest_ssl.distributed.stages import InitPart, Stage
-from nest_ssl.distributed.system import PROCESS_STATES, within
-
-STAT_S = 2.0
+from nest_ssl.distributed.system import DISK_ANSWERS_S, PROCESS_STATES, within
 
 
 def ranks_text(ranks: list[int]) -> str:
@@ -125,7 +123,7 @@ def _how_it_ended(verdict: Verdict) -> str:
 
 def _kind_of_file(worker: WorkerRow) -> str:
     try:
-        mode = within(STAT_S, lambda: os.stat(worker.path)).st_mode
+        mode = within(DISK_ANSWERS_S, lambda: os.stat(worker.path)).st_mode
     except TimeoutError:
         return "the disk or the network disk does not answer"
     except OSError as error:

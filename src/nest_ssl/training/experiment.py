@@ -18,6 +18,7 @@ from pathlib import Path
 import yaml
 
 from nest_ssl.config import CheckpointConfig, ExperimentConfig, NestConfig
+from nest_ssl.distributed.incident import newest_of
 
 try:
     import fcntl
@@ -154,9 +155,8 @@ def checkpoint_to_resume(folder: RunFolder, exp: ExperimentConfig) -> Path | Non
     last = folder.checkpoints / LAST
     if exp.checkpoint_callback_params.save_last and last.is_file():
         return last  # the best may be newer, but written within a step, or hold weights alone
-    files = [path for path in folder.checkpoints.glob("*.ckpt") if path.is_file()]
-    if files:
-        return max(files, key=lambda path: path.stat().st_mtime_ns)
+    if (newest := newest_of(folder.checkpoints)) is not None:
+        return newest
     if not exp.resume_ignore_no_checkpoint:
         raise ValueError(
             f"{folder.checkpoints}: there is no checkpoint to resume from. "

@@ -17,7 +17,7 @@ from nest_ssl.distributed.agent import RankAgent
 from nest_ssl.distributed.reads import ReadReport
 from nest_ssl.distributed.stages import InitPart, Stage, validation_part
 from nest_ssl.training.compare import CompareRanks
-from nest_ssl.training.experiment import RunFolder
+from nest_ssl.training.experiment import LAST, RunFolder
 from nest_ssl.training.module import PretrainingModule
 from nest_ssl.training.moments import is_within_step, validation_is_next
 from nest_ssl.training.stage_hooks import attach_stage_hooks
@@ -174,7 +174,7 @@ class StopTogether(Checkpoint):
     """
 
     def __init__(self, agent: RankAgent, checkpoints: Path) -> None:
-        self.agent, self.path = agent, checkpoints / "last.ckpt"
+        self.agent, self.path = agent, checkpoints / LAST
         self._saved_at: int | None = None
         self._last_step = -1
 
