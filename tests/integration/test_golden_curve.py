@@ -27,8 +27,12 @@ def thirty_steps(corpus: Path, exp_dir: Path) -> dict[str, dict[int, float]]:
 
 def test_thirty_steps_follow_the_recorded_losses(corpus: Path, tmp_path: Path) -> None:
     curves = thirty_steps(corpus, tmp_path)
+    # Rounding alone moves the losses in training by 1e-6 to 1e-5, and those of validation, with young running
+    # statistics of the batch norms, by 1e-4.
+    tolerances = {"train_loss": 1e-4, "val_loss": 1e-3, "learning_rate": 1e-6}
     for name, recorded in json.loads(GOLDEN.read_text()).items():
-        assert curves[name] == pytest.approx({int(step): value for step, value in recorded.items()}, rel=1e-4), name
+        expected = {int(step): value for step, value in recorded.items()}
+        assert curves[name] == pytest.approx(expected, rel=tolerances[name]), name
     in_order = list(curves["train_loss"].values())
     assert sum(in_order[20:]) < 0.97 * sum(in_order[:10])  # it learns
 

@@ -10,6 +10,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from nest_ssl.modules.dropout import Dropout
+
 _MASKED = -10000.0  # NeMo's value: large enough to vanish in the softmax, small enough for fp16
 
 
@@ -23,7 +25,7 @@ class MultiHeadAttention(nn.Module):
         self.linear_k = nn.Linear(d_model, d_model, bias=use_bias)
         self.linear_v = nn.Linear(d_model, d_model, bias=use_bias)
         self.linear_out = nn.Linear(d_model, d_model, bias=use_bias)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x_BSD: Tensor, visible_B1SS: Tensor, pos_emb_1RD: Tensor | None) -> Tensor:
         q_BHSC, k_BHSC, v_BHSC = (

@@ -18,6 +18,7 @@ from torch.nn import functional as F  # noqa: N812
 from nest_ssl.config import EncoderConfig
 from nest_ssl.modules.attention import MultiHeadAttention, RelPositionMultiHeadAttention, position_biases
 from nest_ssl.modules.checks import check_features, checked_lengths
+from nest_ssl.modules.dropout import Dropout
 from nest_ssl.modules.lengths import valid_frames
 from nest_ssl.modules.positions import PositionalEncoding
 from nest_ssl.modules.subsampling import ConvSubsampling
@@ -152,7 +153,7 @@ class ConformerLayer(nn.Module):
             )
         self.norm_feed_forward2 = nn.LayerNorm(cfg.d_model)
         self.feed_forward2 = FeedForward(cfg)
-        self.dropout = nn.Dropout(cfg.dropout)
+        self.dropout = Dropout(cfg.dropout)
         self.norm_out = nn.LayerNorm(cfg.d_model)
 
     def forward(self, x_BSD: Tensor, visible_B1SS: Tensor, pos_emb_1RD: Tensor | None, valid_BS: Tensor) -> Tensor:
@@ -168,7 +169,7 @@ class FeedForward(nn.Module):
     def __init__(self, cfg: EncoderConfig) -> None:
         super().__init__()
         self.linear1 = nn.Linear(cfg.d_model, cfg.d_model * cfg.ff_expansion_factor, bias=cfg.use_bias)
-        self.dropout = nn.Dropout(cfg.dropout)
+        self.dropout = Dropout(cfg.dropout)
         self.linear2 = nn.Linear(cfg.d_model * cfg.ff_expansion_factor, cfg.d_model, bias=cfg.use_bias)
 
     def forward(self, x: Tensor) -> Tensor:

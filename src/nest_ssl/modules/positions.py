@@ -10,6 +10,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from nest_ssl.modules.dropout import Dropout
+
 _LONGEST_WAVE = 10000.0
 
 
@@ -20,8 +22,8 @@ class PositionalEncoding(nn.Module):
         super().__init__()
         self.relative = relative
         self.scale = math.sqrt(d_model) if xscaling else 1.0
-        self.dropout = nn.Dropout(dropout)
-        self.dropout_emb = nn.Dropout(dropout_emb)
+        self.dropout = Dropout(dropout)
+        self.dropout_emb = Dropout(dropout_emb)
 
     def forward(self, x_BSD: Tensor) -> tuple[Tensor, Tensor | None]:
         """The layers' input, and (1, 2S − 1, D) embeddings of the distances S − 1 … −(S − 1) if relative."""

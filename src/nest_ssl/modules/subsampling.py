@@ -59,11 +59,17 @@ class ConvSubsampling(nn.Module):
         self.out = nn.Linear(channels * num_bands, cfg.d_model)
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        if x.device.type == "cpu" and not _is_traced():
+            from nest_ssl.modules.packed_subsampling import packed_subsampling  # it builds on this file
+
+            return packed_subsampling(self, x, lengths)
+        return self.padded(x, lengths)
+
+    def padded(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """The plain version, on all frames of the batch."""
         # Features are float32; a model cast to another precision computes in its own from here on.
         valid_BT = valid_frames(lengths, x.shape[1])
         x = torch.where(valid_BT[:, None, :, None], x[:, None].to(self.out.weight.dtype), 0.0)
-        if x.device.type == "cpu":
-            x = x.to(memory_format=torch.channels_last)  # measured on two cores, 8 x 9 s: 1.8 times as fast
         for layer in self.conv:
             if isinstance(layer, HalvingConv):
                 x, lengths = layer(x), layer.out_length(lengths)
@@ -72,6 +78,11 @@ class ConvSubsampling(nn.Module):
             else:
                 x = layer(x)  # one frame at a time: what is past the end stays there
         return self.out(x.transpose(1, 2).flatten(2)), lengths
+
+
+def _is_traced() -> bool:
+    """Whether what runs now is recorded, to run later on other values."""
+    return torch.compiler.is_compiling() or bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
 
 
 def relu_and_zero_past_end(x_BCTF: Tensor, lengths: Tensor) -> Tensor:

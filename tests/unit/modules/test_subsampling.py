@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
 from nest_ssl.config import EncoderConfig
 from nest_ssl.modules.lengths import valid_frames
+from nest_ssl.modules.packed_subsampling import pack
 from nest_ssl.modules.subsampling import ConvSubsampling, HalvingConv, relu_and_zero_past_end
 
 
@@ -24,29 +27,85 @@ def plainly(module: ConvSubsampling, x: Tensor, lengths: Tensor) -> tuple[Tensor
     return module.out(x.transpose(1, 2).flatten(2)), lengths
 
 
-@pytest.mark.parametrize("subsampling", ["dw_striding", "striding"])
-@pytest.mark.parametrize("causal", [False, True])
-def test_values_and_gradients_are_those_of_the_definition(subsampling: str, causal: bool) -> None:
+def subsampling_of(kind: str = "dw_striding", *, causal: bool = False, factor: int = 8) -> ConvSubsampling:
     torch.manual_seed(0)
     cfg = EncoderConfig(
-        feat_in=20, d_model=12, n_layers=1, n_heads=2, subsampling=subsampling, subsampling_conv_channels=6,
-        causal_downsampling=causal,
+        feat_in=20, d_model=12, n_layers=1, n_heads=2, subsampling=kind, subsampling_factor=factor,
+        subsampling_conv_channels=6, causal_downsampling=causal,
     )  # fmt: skip
-    module = ConvSubsampling(cfg)
-    x = torch.randn(3, 97, 20, requires_grad=True)
-    lengths = torch.tensor([97, 50, 1])
-    outcomes: list[list[Tensor]] = []
-    for forward in (module, lambda *inputs: plainly(module, *inputs)):
-        module.zero_grad()
-        x.grad = None
-        out, out_lengths = forward(x, lengths)
-        out.square().sum().backward()
-        assert x.grad is not None
-        outcomes.append(
-            [out.detach(), out_lengths, x.grad, *(p.grad.clone() for p in module.parameters() if p.grad is not None)]
-        )
-    for ours, definition in zip(*outcomes, strict=True):
-        torch.testing.assert_close(ours, definition, rtol=1e-5, atol=1e-5)
+    return ConvSubsampling(cfg)
+
+
+Subsample = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def outcome(module: ConvSubsampling, forward: Subsample, x: Tensor, lengths: Tensor) -> list[Tensor]:
+    """Values, lengths and the gradients of all parameters and, where asked for, of the input."""
+    module.zero_grad()
+    x.grad = None
+    out, out_lengths = forward(x, lengths)
+    (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
+    grads = [leaf.grad for leaf in (x, *module.parameters()) if leaf.grad is not None]
+    assert len(grads) == len(list(module.parameters())) + x.requires_grad
+    return [out.detach(), out_lengths, *(grad.clone() for grad in grads)]
+
+
+def assert_all_close(ours: list[Tensor], definition: list[Tensor]) -> None:
+    for one, other in zip(ours, definition, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("factor", [2, 4, 8])
+@pytest.mark.parametrize("kind", ["dw_striding", "striding"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_values_and_gradients_are_those_of_the_definition(kind: str, causal: bool, factor: int) -> None:
+    module = subsampling_of(kind, causal=causal, factor=factor)
+    x, lengths = torch.randn(4, 97, 20, requires_grad=True), torch.tensor([97, 50, 1, 0])
+    definition = outcome(module, lambda *inputs: plainly(module, *inputs), x, lengths)
+    assert_all_close(outcome(module, module, x, lengths), definition)
+    assert_all_close(outcome(module, module.padded, x, lengths), definition)
+
+
+@pytest.mark.parametrize("begin", range(0, 24, 5))
+@pytest.mark.parametrize("causal", [False, True])
+def test_masked_blocks_are_computed_once_and_give_what_they_gave(causal: bool, begin: int) -> None:
+    module = subsampling_of(causal=causal)
+    x, lengths = torch.randn(3, 203, 20), torch.tensor([203, 160, 90])
+    x[0, begin : begin + 72] = x[0, begin]
+    x[0, begin + 100 : begin + 171] = 0.0  # as silent as what is past the end
+    x[1, begin:160] = 1.5  # up to the end
+    x[2] = 1.5  # all of it, and before anything else was heard
+    packing, rows = pack(module, x, lengths)
+    unmasked, _ = pack(module, torch.randn_like(x), lengths)
+    assert packing.keep_BG.sum() < 0.7 * unmasked.keep_BG.sum()
+    assert len(rows) == 8 * packing.keep_BG.sum()
+    definition = outcome(module, lambda *inputs: plainly(module, *inputs), x, lengths)
+    assert_all_close(outcome(module, module, x, lengths), definition)
+
+
+def test_frames_that_want_gradients_are_all_kept() -> None:
+    module, lengths = subsampling_of(), torch.tensor([120])
+    x = torch.ones(1, 120, 20, requires_grad=True)
+    definition = outcome(module, lambda *inputs: plainly(module, *inputs), x, lengths)
+    assert_all_close(outcome(module, module, x, lengths), definition)
+
+
+def test_an_utterance_does_not_hear_its_neighbours_in_the_batch() -> None:
+    module, lengths = subsampling_of(), torch.tensor([40, 33, 40])
+    x = torch.randn(3, 40, 20)
+    together = module(x, lengths)[0]
+    for row, length in enumerate(lengths):
+        alone = module(x[row : row + 1, :length], length[None])[0][0]
+        torch.testing.assert_close(together[row, : len(alone)], alone)
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_what_is_traced_works_for_other_lengths() -> None:
+    module = subsampling_of().eval()
+    traced = torch.jit.trace(module, (torch.randn(2, 64, 20), torch.tensor([64, 30])), check_trace=False)
+    x, lengths = torch.randn(2, 64, 20), torch.tensor([12, 64])
+    torch.testing.assert_close(traced(x, lengths), module(x, lengths))
 
 
 def test_without_gradients_the_input_is_not_modified() -> None:
