@@ -31,14 +31,18 @@ class MultiHeadAttention(nn.Module):
         q_BHSC, k_BHSC, v_BHSC = (
             self._split(linear(x_BSD)) for linear in (self.linear_q, self.linear_k, self.linear_v)
         )
-        scores_BHSS = self._scores(q_BHSC, k_BHSC, pos_emb_1RD) / math.sqrt(q_BHSC.shape[-1])
-        weights_BHSS = torch.softmax(scores_BHSS.masked_fill(~visible_B1SS, _MASKED), dim=-1)
-        weights_BHSS = self.dropout(weights_BHSS.masked_fill(~visible_B1SS, 0.0))
-        out_BSD: Tensor = self.linear_out((weights_BHSS @ v_BHSC).transpose(1, 2).flatten(2))
+        scores_BHSS = self._scores(q_BHSC, k_BHSC, pos_emb_1RD)
+        weights_BHSS = self.dropout(torch.softmax(scores_BHSS.masked_fill(~visible_B1SS, _MASKED), dim=-1))
+        heard_BHSC = torch.where(visible_B1SS.any(-1, keepdim=True), weights_BHSS @ v_BHSC, 0.0)
+        out_BSD: Tensor = self.linear_out(heard_BHSC.transpose(1, 2).flatten(2))
         return out_BSD
 
     def _scores(self, q_BHSC: Tensor, k_BHSC: Tensor, pos_emb_1RD: Tensor | None) -> Tensor:
-        return q_BHSC @ k_BHSC.transpose(2, 3)
+        return self._scaled(q_BHSC) @ k_BHSC.transpose(2, 3)
+
+    def _scaled(self, q_BHSC: Tensor) -> Tensor:
+        """Queries for scores of variance 1: there are fewer of them than of scores."""
+        return q_BHSC / math.sqrt(q_BHSC.shape[-1])
 
     def _split(self, x_BSD: Tensor) -> Tensor:
         """(B, S, D) -> (B, H, S, C)"""
@@ -64,8 +68,8 @@ class RelPositionMultiHeadAttention(MultiHeadAttention):
     def _scores(self, q_BHSC: Tensor, k_BHSC: Tensor, pos_emb_1RD: Tensor | None) -> Tensor:
         assert pos_emb_1RD is not None
         p_1HRC = self._split(self.linear_pos(pos_emb_1RD))
-        by_content_BHSS = (q_BHSC + self.pos_bias_u[:, None]) @ k_BHSC.transpose(2, 3)
-        by_distance_BHSR = (q_BHSC + self.pos_bias_v[:, None]) @ p_1HRC.transpose(2, 3)
+        by_content_BHSS = self._scaled(q_BHSC + self.pos_bias_u[:, None]) @ k_BHSC.transpose(2, 3)
+        by_distance_BHSR = self._scaled(q_BHSC + self.pos_bias_v[:, None]) @ p_1HRC.transpose(2, 3)
         return by_content_BHSS + distances_to_keys(by_distance_BHSR)
 
 

@@ -67,8 +67,7 @@ class MelFeaturizer(KeepsPrecision):
         cfg = self.cfg
         num_frames = self.num_frames(length)
         if self.training and cfg.dither > 0:
-            noise = torch.empty_like(signal_BN).normal_(generator=generator)
-            signal_BN = signal_BN + cfg.dither * noise
+            signal_BN = torch.empty_like(signal_BN).normal_(generator=generator).mul_(cfg.dither).add_(signal_BN)
         if cfg.preemph is not None:
             # The sample just past the end would hold an echo of the last one: pre-emphasis first, then the cut.
             signal_BN = torch.cat((signal_BN[:, :1], signal_BN[:, 1:] - cfg.preemph * signal_BN[:, :-1]), dim=1)
