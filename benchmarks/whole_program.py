@@ -25,7 +25,9 @@ import lightning
 import numpy as np
 import torch
 
-from data_pipeline import NOISE, real_files, speech_signals, write_data
+sys.path[:0] = [str(Path(__file__).parents[1])]
+from benchmarks.data_pipeline import NOISE, real_files, speech_signals, write_data
+
 from nest_ssl.training.experiment import git_commit
 
 TINY = {

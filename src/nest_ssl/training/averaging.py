@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import WeightAveraging
-from torch import Tensor
+from torch import nn
 
 from nest_ssl.config import EmaConfig
 from nest_ssl.training.watch import share_statistics
@@ -18,15 +20,24 @@ class ExponentialAverage(WeightAveraging):
     """
 
     def __init__(self, config: EmaConfig) -> None:
-        # Written so that what does not change, the codebooks above all, stays the same to the bit.
-        def toward(average: Tensor, current: Tensor, num_averaged: Tensor | int) -> Tensor:
-            if not average.is_floating_point():
-                return current
-            # A skipped step may leave NaN in running statistics until they are mended: not here.
-            return torch.where(current.isfinite(), average + (current - average) * (1 - config.decay), average)
-
-        super().__init__(use_buffers=True, avg_fn=toward)
+        super().__init__(use_buffers=True)
         self.config = config
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Lightning makes the average before it moves the model to its device."""
+        assert self._average_model is not None
+        self._average_model.to(pl_module.device)
+        # Asked for its value in every update, for which a GPU would have to be waited for.
+        self._average_model.n_averaged = self._average_model.n_averaged.cpu()
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
+        """torch's own update takes each tensor to and fro: 95 ms a step for 113 million weights on an H200."""
+        if trainer.global_step > self._latest_update_step and self.should_update(trainer.global_step - 1):
+            assert self._average_model is not None
+            first = bool(self._average_model.n_averaged == 0)
+            move_toward(self._average_model.module, pl_module, 1.0 if first else 1 - self.config.decay)
+            self._average_model.n_averaged += 1
+            self._latest_update_step = trainer.global_step
 
     def should_update(self, step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
         return step_idx is not None and (step_idx + 1) % self.config.every_n_steps == 0
@@ -46,3 +57,14 @@ class ExponentialAverage(WeightAveraging):
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         super().on_train_end(trainer, pl_module)
+
+
+@torch.no_grad()
+def move_toward(average: nn.Module, model: nn.Module, share: float) -> None:
+    """Move `average` by a `share` of the way to `model`; what does not change stays the same to the bit."""
+    torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), share)
+    for averaged, current in zip(average.buffers(), model.buffers(), strict=True):
+        if not averaged.is_floating_point():
+            averaged.copy_(current)
+        else:  # A skipped step may leave NaN in running statistics until they are mended: not here.
+            averaged.copy_(torch.where(current.isfinite(), averaged.lerp(current, share), averaged))
