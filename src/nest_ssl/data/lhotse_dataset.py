@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import logging
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ from nest_ssl.data.lhotse_inputs import SOURCE, LhotseInputs
 from nest_ssl.data.loader import BatchSampler, PlannedLoader
 from nest_ssl.data.manifest_paths import Paths
 from nest_ssl.data.plan import MIN_SPARES
+
+log = logging.getLogger(__name__)
 
 CANNOT_READ = (AudioLoadingError, DurationMismatchError, soundfile.LibsndfileError, OSError)
 
@@ -190,6 +193,9 @@ def build_lhotse_loader(
     on_read: OnRead = None,
 ) -> PlannedLoader:
     """As build.build_loader, for `use_lhotse: true`."""
+    ours = ("is_concat", "bucketing_batch_size", "bucketing_weights")
+    for key in (key for key in ours if getattr(config, key)):
+        log.warning("%s: is not used with 'use_lhotse: true'; give datasets and their weights by input_cfg.", key)
     inputs = LhotseInputs(config, seed)
     return PlannedLoader(
         LhotseAudioNoiseDataset(sources=inputs.sources, maker=maker, on_read=on_read),

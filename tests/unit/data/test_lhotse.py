@@ -161,3 +161,8 @@ def test_the_dataset_takes_cuts_as_nemos_does(corpus: Corpus, cuts: CutSet) -> N
     assert batch.noise is not None
     assert batch.audio_len.tolist() == [round(duration * RATE) for duration in corpus.durations_s[:3]]
     assert batch.noise.any(dim=1).all()
+
+
+def test_ways_of_ours_to_mix_datasets_are_said_to_do_nothing(corpus: Corpus, caplog: pytest.LogCaptureFixture) -> None:
+    build_loader(config(corpus, is_concat=True, bucketing_weights=[1, 2]))
+    assert [message.split(":")[0] for message in caplog.messages] == ["is_concat", "bucketing_weights"]
