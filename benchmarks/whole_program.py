@@ -47,10 +47,11 @@ TINY = {
     "trainer.max_epochs": 1,
     "trainer.sync_batchnorm": "false",
     "exp_manager.create_wandb_logger": "false",
+    "exp_manager.checkpoint_callback_params.save_nemo_on_train_end": "false",  # NeMo's is written before the sign below
 }
 NUM_TRAIN, NUM_VALID = 64, 16
 SIGNS = {"ours": ("run folder", "step 8/8"), "NeMo": ("STARTS", "ENDS")}
-"""What each program prints when it begins to train, and when steps, validation and checkpoints are done."""
+"""What each program prints when it begins to train, and when steps, validation and `.ckpt` files are done."""
 
 
 @dataclass
@@ -68,6 +69,7 @@ def main() -> None:
         results = measure(options, Path(folder))
     print_table(results)
     facts = {
+        "NeMo": options.nemo_version,
         "commit": git_commit().strip(),
         "torch": torch.__version__,
         "lightning": lightning.__version__,
@@ -86,6 +88,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--speech", type=Path, help="manifest of speech; default: synthetic")
     parser.add_argument("--noise", type=Path, help="manifest of noise; default: synthetic")
     parser.add_argument("--noise-kind", choices=NOISE, default=next(iter(NOISE)), help="of synthetic noise")
+    parser.add_argument("--nemo-version", default="2.7.3", help="of the environment, for the record")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "whole_program.json")
     return parser.parse_args()
@@ -123,20 +126,22 @@ def manifests(data: Path) -> dict[str, Path]:
 
 
 def run(command: list[str], signs: tuple[str, ...] = ()) -> Timed:
-    """Run to the end; the time of each of the `signs`, in their order, is taken when it is printed."""
+    """Run to the end; the time of each of the `signs`, in their order, is taken when it is last printed."""
     begin = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
-    times_s: list[float] = []
+    seen_s: dict[str, float] = {}
     lines = []
     for line in process.stdout:
         lines.append(line)
-        if len(times_s) < len(signs) and signs[len(times_s)] in line:
-            times_s.append(time.perf_counter() - begin)
-    if process.wait() != 0 or len(times_s) < len(signs):
+        seen_s.update({sign: time.perf_counter() - begin for sign in signs if sign in line})
+    if process.wait() != 0 or len(seen_s) < len(signs):
         raise SystemExit("".join(lines[-30:]))
     total_s = time.perf_counter() - begin
-    return Timed(times_s[0], times_s[1] - times_s[0], total_s) if signs else Timed(None, None, total_s)
+    if not signs:
+        return Timed(None, None, total_s)
+    starts, ends = signs
+    return Timed(seen_s[starts], seen_s[ends] - seen_s[starts], total_s)
 
 
 def add(results: dict[str, list[float]], name: str, timed: Timed) -> None:

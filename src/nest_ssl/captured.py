@@ -8,15 +8,16 @@ and DDP see nothing new. Audio is padded to one of few sizes (results do not cha
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel, MaskedPrediction
+from nest_ssl.modules.as_built import forward_hooks, is_as_built, must_run
 from nest_ssl.modules.fast_path import padding_is_exact, say_once
 
 MEMORY_SHARE = 0.05
@@ -24,7 +25,6 @@ MEMORY_SHARE = 0.05
 and 8192 codes. The memory in which they compute is one and the same."""
 
 Batch = tuple[Tensor, Tensor, Tensor, Tensor]
-Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
 @dataclass
@@ -72,6 +72,7 @@ class CapturedLoss:
         self._graphs: dict[tuple[Any, ...], _Graph] = {}
         self._pool: Any = None
         self._obstacle = obstacle_of(self.model)
+        self._as_built = is_as_built(self.model.encoder)
 
     @property
     def num_graphs(self) -> int:
@@ -81,7 +82,7 @@ class CapturedLoss:
         self, audio: Tensor, audio_len: Tensor, noisy_audio: Tensor, noisy_audio_len: Tensor
     ) -> MaskedPrediction:
         batch = (audio, audio_len, noisy_audio, noisy_audio_len)
-        if not audio.is_cuda or not self.model.encoder.takes_fast_path(audio):
+        if not (audio.is_cuda and self._as_built and self.model.encoder.takes_fast_path(audio)):
             return self.model.masked_loss(*batch)
         precision = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
         obstacle = self._obstacle
@@ -186,21 +187,6 @@ def obstacle_of(model: EncDecDenoiseMaskedTokenPredModel) -> str | None:
         return "encoder.att_context_size has several contexts, drawn anew in every step"
     if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
         return "the batch norm is synchronised between ranks (trainer.sync_batchnorm=false allows them)"
-    if any(must_run(hook) for module in model.modules() for hook in _forward_hooks(module)):
+    if any(must_run(hook) for module in model.modules() for hook in forward_hooks(module)):
         return "a hook watches the model, and a graph calls none"
     return None
-
-
-def may_be_skipped(hook: Hook) -> Hook:
-    """Say of a forward hook that a step does without it when it is replayed from a graph."""
-    hook.may_be_skipped = True  # type: ignore[attr-defined]
-    return hook
-
-
-def must_run(hook: Callable[..., Any]) -> bool:
-    return not getattr(hook, "may_be_skipped", False)
-
-
-def _forward_hooks(module: nn.Module) -> Iterator[Callable[..., Any]]:
-    yield from module._forward_pre_hooks.values()
-    yield from module._forward_hooks.values()

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from nest_ssl.captured import CapturedLoss, friendly_num_samples, may_be_skipped, obstacle_of, with_parameters
+from nest_ssl.captured import CapturedLoss, friendly_num_samples, obstacle_of, with_parameters
+from nest_ssl.modules.as_built import may_be_skipped
 from nest_ssl.training.stage_hooks import attach_stage_hooks
 from tests.helpers import NO_DROPOUT, noise_batch, tiny_model
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from nest_ssl.modules.dropout import Dropout
 
-_MASKED = -10000.0  # NeMo's value: large enough to vanish in the softmax, small enough for fp16
+_MASKED = -10000.0  # NeMo's value: it vanishes in the softmax beside any score of a sane model, and fits into fp16
 
 
 class MultiHeadAttention(nn.Module):

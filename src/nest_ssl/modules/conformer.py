@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from nest_ssl.config import EncoderConfig
+from nest_ssl.modules.as_built import is_as_built
 from nest_ssl.modules.attention import MultiHeadAttention, RelPositionMultiHeadAttention, position_biases
 from nest_ssl.modules.checks import check_features, checked_lengths
 from nest_ssl.modules.dropout import Dropout
@@ -82,7 +83,7 @@ class ConformerEncoder(nn.Module):
         if length is None:
             length = torch.full((audio_signal.shape[0],), size, device=audio_signal.device)
         length = checked_lengths("length", length, audio_signal, size)
-        if self.takes_fast_path(audio_signal):
+        if self.takes_fast_path(audio_signal) and self._is_as_built():
             from nest_ssl.modules.fast_path import encode_fast  # it builds on this file
 
             x_BSD, length = encode_fast(self, audio_signal, length, num_frames, bypass_pre_encode)
@@ -122,6 +123,12 @@ class ConformerEncoder(nn.Module):
             return False
         if x.is_cuda and importlib.util.find_spec("triton") is None:
             _say_once("model.compile: Triton is not installed, so training runs as it is.")
+            return False
+        return True
+
+    def _is_as_built(self) -> bool:
+        if not is_as_built(self):
+            _say_once("model.compile: adapters or hooks are in the encoder, so training calls its parts one by one.")
             return False
         return True
 

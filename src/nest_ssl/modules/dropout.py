@@ -12,7 +12,7 @@ class Dropout(nn.Dropout):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p in (0, 1) or x.device.type != "cpu" or torch.compiler.is_compiling():
             return super().forward(x)
-        words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
+        words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64, device=x.device).random_(-(2**63), None)
         bits = words.view(torch.int16)[: x.numel()].view(x.shape)
         kept = bits >= int(self.p * 2**16) - 2**15
         return x * kept * (1 / (1 - self.p))

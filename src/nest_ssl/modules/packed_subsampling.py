@@ -34,7 +34,7 @@ def packed_subsampling(module: ConvSubsampling, x_BTM: Tensor, lengths: Tensor) 
             x = halved(layer, x.unflatten(0, (num_rows, -1)))
             lengths, num_rows = layer.out_length(lengths), num_rows // 2
         elif isinstance(layer, nn.ReLU):
-            bands = torch.arange(len(x) // num_rows)
+            bands = torch.arange(len(x) // num_rows, device=x.device)
             silent = packing.silent_rows(lengths, num_rows)[:, None] * len(bands) + bands
             x = x.index_fill_(0, silent.flatten(), 0.0).relu_()
         else:
@@ -92,7 +92,7 @@ def repeating_groups(x_BTM: Tensor, lengths: Tensor, group: int, reach: int) -> 
     same_BT = (x_BTM[:, 1:] == x_BTM[:, :-1]).all(2)  # frame t + 1 is that of t
     same_BT = F.pad(same_BT, (1, 0)) & valid_frames(lengths, x_BTM.shape[1])
     num_same_BT = F.pad(same_BT.cumsum(1), (1, 0))  # before frame t
-    end_G = torch.arange(group, x_BTM.shape[1] + 1, group)
+    end_G = torch.arange(group, x_BTM.shape[1] + 1, group, device=x_BTM.device)
     num_heard = 2 * group + reach
     begin_G = end_G - num_heard + 1
     all_same_BG = num_same_BT[:, end_G] - num_same_BT[:, begin_G.clamp(min=0)] == num_heard - 1

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from nest_ssl.config import EncoderConfig
+from nest_ssl.modules.as_built import is_as_built
 from nest_ssl.modules.lengths import valid_frames
 
 _KERNEL, _STRIDE = 3, 2
@@ -59,7 +60,7 @@ class ConvSubsampling(nn.Module):
         self.out = nn.Linear(channels * num_bands, cfg.d_model)
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        if x.device.type == "cpu" and not _is_traced():
+        if x.device.type == "cpu" and is_as_built(self) and not _is_traced():
             from nest_ssl.modules.packed_subsampling import packed_subsampling  # it builds on this file
 
             return packed_subsampling(self, x, lengths)

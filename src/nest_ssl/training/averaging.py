@@ -24,14 +24,12 @@ class ExponentialAverage(WeightAveraging):
         self.config = config
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Lightning makes the average before it moves the model to its device."""
+        """The number of updates is asked for in every one of them: on a GPU that would mean to wait for it."""
         assert self._average_model is not None
-        self._average_model.to(pl_module.device)
-        # Asked for its value in every update, for which a GPU would have to be waited for.
         self._average_model.n_averaged = self._average_model.n_averaged.cpu()
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
-        """torch's own update takes each tensor to and fro: 95 ms a step for 113 million weights on an H200."""
+        """As torch's own update, but without a wait and some six kernels for each tensor."""
         if trainer.global_step > self._latest_update_step and self.should_update(trainer.global_step - 1):
             assert self._average_model is not None
             first = bool(self._average_model.n_averaged == 0)
@@ -62,7 +60,10 @@ class ExponentialAverage(WeightAveraging):
 @torch.no_grad()
 def move_toward(average: nn.Module, model: nn.Module, share: float) -> None:
     """Move `average` by a `share` of the way to `model`; what does not change stays the same to the bit."""
-    torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), share)
+    pairs = list(zip(average.parameters(), model.parameters(), strict=True))
+    for dtype in {averaged.dtype for averaged, _ in pairs}:  # one launch is for one kind; the codebooks are float64
+        alike = [pair for pair in pairs if pair[0].dtype == dtype]
+        torch._foreach_lerp_([averaged for averaged, _ in alike], [current for _, current in alike], share)
     for averaged, current in zip(average.buffers(), model.buffers(), strict=True):
         if not averaged.is_floating_point():
             averaged.copy_(current)

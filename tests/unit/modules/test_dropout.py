@@ -24,7 +24,7 @@ def test_the_share_dropped_is_the_rate_and_places_are_independent(rate: float) -
     assert abs(dropped.mean() - rate) < 5 * spread + 2**-16
     for distance in (1, 2, 3, 4, 8):  # four values share a random number
         both = (dropped[distance:] * dropped[:-distance]).mean()
-        assert abs(both - rate**2) < 5 * rate * (1 - rate**2) ** 0.5 / len(dropped) ** 0.5 + 2**-15
+        assert abs(both - rate**2) < 5 * rate * (1 - rate**2) ** 0.5 / len(dropped) ** 0.5 + 2 * rate * 2**-16
 
 
 def test_a_seed_repeats_it_and_evaluation_leaves_all() -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nest_ssl.config import EncoderConfig
 from nest_ssl.modules.lengths import valid_frames
@@ -68,8 +68,11 @@ def test_values_and_gradients_are_those_of_the_definition(kind: str, causal: boo
 
 @pytest.mark.parametrize("begin", range(0, 24, 5))
 @pytest.mark.parametrize("causal", [False, True])
-def test_masked_blocks_are_computed_once_and_give_what_they_gave(causal: bool, begin: int) -> None:
-    module = subsampling_of(causal=causal)
+@pytest.mark.parametrize(("kind", "factor"), [("dw_striding", 8), ("dw_striding", 4), ("striding", 2), ("striding", 8)])
+def test_masked_blocks_are_computed_once_and_give_what_they_gave(
+    kind: str, factor: int, causal: bool, begin: int
+) -> None:
+    module = subsampling_of(kind, causal=causal, factor=factor)
     x, lengths = torch.randn(3, 203, 20), torch.tensor([203, 160, 90])
     x[0, begin : begin + 72] = x[0, begin]
     x[0, begin + 100 : begin + 171] = 0.0  # as silent as what is past the end
@@ -78,9 +81,19 @@ def test_masked_blocks_are_computed_once_and_give_what_they_gave(causal: bool, b
     packing, rows = pack(module, x, lengths)
     unmasked, _ = pack(module, torch.randn_like(x), lengths)
     assert packing.keep_BG.sum() < 0.7 * unmasked.keep_BG.sum()
-    assert len(rows) == 8 * packing.keep_BG.sum()
+    assert len(rows) == factor * packing.keep_BG.sum()
     definition = outcome(module, lambda *inputs: plainly(module, *inputs), x, lengths)
     assert_all_close(outcome(module, module, x, lengths), definition)
+
+
+def test_under_autocast_it_is_the_plain_version_too() -> None:
+    module, lengths = subsampling_of(), torch.tensor([203, 90])
+    x = torch.randn(2, 203, 20)
+    x[0, 40:140] = 1.5
+    with torch.autocast("cpu", torch.bfloat16):
+        packed, plain = (outcome(module, forward, x, lengths) for forward in (module, module.padded))
+    for one, other in zip(packed, plain, strict=True):
+        torch.testing.assert_close(one.float(), other.float(), rtol=0.05, atol=0.05 * float(other.abs().max()))
 
 
 def test_frames_that_want_gradients_are_all_kept() -> None:
@@ -97,6 +110,18 @@ def test_an_utterance_does_not_hear_its_neighbours_in_the_batch() -> None:
     for row, length in enumerate(lengths):
         alone = module(x[row : row + 1, :length], length[None])[0][0]
         torch.testing.assert_close(together[row, : len(alone)], alone)
+
+
+def test_hooks_and_adapters_in_it_act() -> None:
+    module, inputs = subsampling_of(), (torch.randn(1, 64, 20), torch.tensor([64]))
+    before, heard = module(*inputs)[0], []
+    with module.out.register_forward_hook(lambda *_: heard.append(True)):
+        torch.testing.assert_close(module(*inputs)[0], before)
+    assert heard
+    module.out = nn.utils.parametrizations.weight_norm(module.out)
+    module.out.parametrizations.weight.original0.data *= 2  # type: ignore[union-attr, operator]
+    assert not torch.allclose(module(*inputs)[0], before)
+    torch.testing.assert_close(module(*inputs), module.padded(*inputs))
 
 
 @torch.no_grad()
