@@ -69,7 +69,7 @@ def main() -> None:
         results = measure(options, Path(folder))
     print_table(results)
     facts = {
-        "NeMo": options.nemo_version,
+        "NeMo": nemo_version(options.nemo_python),
         "commit": git_commit().strip(),
         "torch": torch.__version__,
         "lightning": lightning.__version__,
@@ -88,10 +88,16 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--speech", type=Path, help="manifest of speech; default: synthetic")
     parser.add_argument("--noise", type=Path, help="manifest of noise; default: synthetic")
     parser.add_argument("--noise-kind", choices=NOISE, default=next(iter(NOISE)), help="of synthetic noise")
-    parser.add_argument("--nemo-version", default="2.7.3", help="of the environment, for the record")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "whole_program.json")
     return parser.parse_args()
+
+
+def nemo_version(nemo_python: str | None) -> str | None:
+    if nemo_python is None:
+        return None
+    ask = "from importlib.metadata import version; print(version('nemo_toolkit'))"
+    return subprocess.run([nemo_python, "-c", ask], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def make_data(options: argparse.Namespace, folder: Path) -> None:

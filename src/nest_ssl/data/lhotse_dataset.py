@@ -193,9 +193,9 @@ def build_lhotse_loader(
     on_read: OnRead = None,
 ) -> PlannedLoader:
     """As build.build_loader, for `use_lhotse: true`."""
-    ours = ("is_concat", "bucketing_batch_size", "bucketing_weights")
-    for key in (key for key in ours if getattr(config, key)):
-        log.warning("%s: is not used with 'use_lhotse: true'; give datasets and their weights by input_cfg.", key)
+    for key in ("is_concat", "bucketing_batch_size", "bucketing_weights"):
+        if getattr(config, key):
+            log.warning("%s: is not used with 'use_lhotse: true'; give datasets and their weights by input_cfg.", key)
     inputs = LhotseInputs(config, seed)
     return PlannedLoader(
         LhotseAudioNoiseDataset(sources=inputs.sources, maker=maker, on_read=on_read),

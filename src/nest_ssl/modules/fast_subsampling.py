@@ -41,22 +41,14 @@ def fast_subsampling(module: ConvSubsampling, x_BTM: Tensor, lengths: Tensor) ->
         else:
             x = F.linear(x, layer.weight[:, :, 0, 0], layer.bias)
     x_BTMC = torch.where(valid_frames(lengths, x.shape[1])[..., None, None], F.relu(x), 0.0)
-    bands, channels = x_BTMC.shape[2:]
-    weight = module.out.weight.view(-1, channels, bands).transpose(1, 2).flatten(1)
-    return F.linear(x_BTMC.flatten(2), weight, module.out.bias), lengths
+    return module.project(x_BTMC), lengths
 
 
 def first(conv: HalvingConv, x_BTM: Tensor) -> Tensor:
     """(B, T / 2, M / 2, C) by one matrix product."""
-    (rows, columns), (down, right) = conv.kernel_size, conv.stride
-    pads = (conv.pad_before, conv.pad_after)
-    padded = F.pad(x_BTM, (*pads, *pads))
-    windows = padded.unfold(1, rows, down).unfold(2, columns, right).flatten(3)
-    missing = _ALIGNED_TAPS - windows.shape[3] - 1
-    taps = F.pad(F.pad(windows, (0, 1), value=1.0), (0, missing))
-    assert conv.bias is not None
-    weight = F.pad(torch.cat((conv.weight.flatten(1), conv.bias[:, None]), dim=1), (0, missing))
-    return F.linear(taps.to(weight.dtype), weight)
+    taps, weight = conv.taps(x_BTM), conv.taps_weight()
+    missing = (0, _ALIGNED_TAPS - taps.shape[-1])
+    return F.linear(F.pad(taps, missing).to(weight.dtype), F.pad(weight, missing))
 
 
 def first_two(one: HalvingConv, two: HalvingConv, x_BTM: Tensor, lengths: Tensor) -> Tensor:

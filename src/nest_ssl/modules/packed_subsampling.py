@@ -40,10 +40,7 @@ def packed_subsampling(module: ConvSubsampling, x_BTM: Tensor, lengths: Tensor) 
         else:
             assert isinstance(layer, nn.Conv2d)  # of one frame and band
             x = F.linear(x, layer.weight[:, :, 0, 0], layer.bias)
-    x_RMC = x.unflatten(0, (num_rows, -1))
-    num_bands, channels = x_RMC.shape[1:]
-    weight = module.out.weight.view(-1, channels, num_bands).transpose(1, 2).flatten(1)
-    return F.linear(x_RMC.flatten(1), weight, module.out.bias)[packing.source_BS], lengths
+    return module.project(x.unflatten(0, (num_rows, -1)))[packing.source_BS], lengths
 
 
 @dataclass
@@ -101,14 +98,9 @@ def repeating_groups(x_BTM: Tensor, lengths: Tensor, group: int, reach: int) -> 
 
 def first(conv: HalvingConv, x_RM: Tensor, silent_rows: Tensor) -> Tensor:
     """(R / 2 · M / 2, C): nine values and the bias, one matrix product. What is silent is 0, bias and all."""
-    (rows, columns), (down, right) = conv.kernel_size, conv.stride
-    pads = (conv.pad_before, conv.pad_after)
-    windows = F.pad(x_RM, (*pads, *pads)).unfold(0, rows, down).unfold(1, columns, right).flatten(2)
-    taps = F.pad(windows[: len(x_RM) // down], (0, 1), value=1.0).index_fill_(0, silent_rows, 0.0)
-    assert conv.bias is not None
-    weight = torch.cat((conv.weight.flatten(1), conv.bias[:, None]), dim=1)
+    taps = conv.taps(x_RM)[: len(x_RM) // 2].index_fill_(0, silent_rows, 0.0)
     # Not F.linear: the gradient of its weight takes twice as long.
-    return taps.flatten(0, 1) @ weight.T.contiguous()
+    return taps.flatten(0, 1) @ conv.taps_weight().T.contiguous()
 
 
 def halved(conv: HalvingConv, x_RMC: Tensor) -> Tensor:

@@ -30,6 +30,17 @@ class HalvingConv(nn.Conv2d):
         pads = (self.pad_before, self.pad_after) * 2
         return F.conv2d(F.pad(x, pads), self.weight, self.bias, self.stride, 0, 1, self.groups)
 
+    def taps(self, x_TM: Tensor) -> Tensor:
+        """(…, T / 2, M / 2, 10): what `taps_weight` is multiplied with, for one channel, and 1 for the bias."""
+        pads = (self.pad_before, self.pad_after)
+        windows = F.pad(x_TM, (*pads, *pads)).unfold(-2, _KERNEL, _STRIDE).unfold(-2, _KERNEL, _STRIDE)
+        return F.pad(windows.flatten(-2), (0, 1), value=1.0)
+
+    def taps_weight(self) -> Tensor:
+        """(C, 10): the weight, and the bias as the tenth value."""
+        assert self.bias is not None
+        return torch.cat((self.weight.flatten(1), self.bias[:, None]), dim=1)
+
     def out_length(self, length: Length) -> Length:
         return (length + self.pad_before + self.pad_after - _KERNEL) // _STRIDE + 1
 
@@ -65,6 +76,12 @@ class ConvSubsampling(nn.Module):
 
             return packed_subsampling(self, x, lengths)
         return self.padded(x, lengths)
+
+    def project(self, x_TMC: Tensor) -> Tensor:
+        """(…, T, D) from channels that are last; the weight has them first."""
+        num_bands, channels = x_TMC.shape[-2:]
+        weight = self.out.weight.view(-1, channels, num_bands).transpose(1, 2).flatten(1)
+        return F.linear(x_TMC.flatten(-2), weight, self.out.bias)
 
     def padded(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """The plain version, on all frames of the batch."""

@@ -50,9 +50,9 @@ def outcome(module: ConvSubsampling, forward: Subsample, x: Tensor, lengths: Ten
     return [out.detach(), out_lengths, *(grad.clone() for grad in grads)]
 
 
-def assert_all_close(ours: list[Tensor], definition: list[Tensor]) -> None:
+def assert_all_close(ours: list[Tensor], definition: list[Tensor], rtol: float = 1e-5) -> None:
     for one, other in zip(ours, definition, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(one, other, rtol=rtol, atol=1e-5)
 
 
 @pytest.mark.parametrize("factor", [2, 4, 8])
@@ -83,7 +83,8 @@ def test_masked_blocks_are_computed_once_and_give_what_they_gave(
     assert packing.keep_BG.sum() < 0.7 * unmasked.keep_BG.sum()
     assert len(rows) == factor * packing.keep_BG.sum()
     definition = outcome(module, lambda *inputs: plainly(module, *inputs), x, lengths)
-    assert_all_close(outcome(module, module, x, lengths), definition)
+    # One row's gradient stands for many that the definition sums one by one.
+    assert_all_close(outcome(module, module, x, lengths), definition, rtol=1e-4)
 
 
 def test_under_autocast_it_is_the_plain_version_too() -> None:
