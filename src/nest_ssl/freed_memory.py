@@ -15,9 +15,20 @@ def keep_freed_memory() -> None:
     A training step on a CPU allocates and frees tensors of 100 MB; by default every one is asked of the system, and
     cleared page by page, anew: a third of the step's time.
     """
-    if not sys.platform.startswith("linux"):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:  # musl has none
-        mallopt(_MMAP_MAX, 0)
-        mallopt(_TRIM_THRESHOLD, _NEVER)
+    _call("mallopt", _MMAP_MAX, 0)
+    _call("mallopt", _TRIM_THRESHOLD, _NEVER)
+
+
+def give_back_freed_memory() -> None:
+    """To be called before processes are forked: what they share with this one is copied, page by page, when it is used.
+
+    That takes ten times as long as asking the system for memory again.
+    """
+    _call("malloc_trim", 0)
+
+
+def _call(name: str, *arguments: int) -> None:
+    if sys.platform.startswith("linux"):
+        function = getattr(ctypes.CDLL(None), name, None)
+        if function is not None:  # musl has none of them
+            function(*arguments)

@@ -21,7 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "model": {"config", "inputs", "modules", "nemo_file"},
     "captured": {"model", "modules"},
     "checkpoint": {"config", "files", "model", "modules", "nemo_file"},
-    "data": {"audio", "config", "files"},
+    "data": {"audio", "config", "files", "freed_memory"},
     "distributed": {"config"},
     "training": {"files", "freed_memory", "audio", "config", "inputs", "nemo_file", "modules", "model", "captured"}
     | {"checkpoint", "data", "distributed"},

@@ -170,9 +170,8 @@ class CountSynchronising(TorchDispatchMode):
         name = str(func)
         if name.split(".")[0] in self.NAMES or name.split(".")[1] in self.NAMES:
             self.found.append(name)
-        if name.startswith("aten.index") and any(
-            isinstance(index, Tensor) and index.dtype == torch.bool for index in args[1] if isinstance(args[1], list)
-        ):
+        indices = args[1] if name.startswith("aten.index") and isinstance(args[1], list) else []
+        if any(isinstance(index, Tensor) and index.dtype == torch.bool for index in indices):
             self.found.append(f"{name} with a boolean index")
         return func(*args, **(kwargs or {}))
 

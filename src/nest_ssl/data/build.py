@@ -48,7 +48,8 @@ def build_loader(
         )
     sources = open_sources(config)
     plan = build_plan(config, sources, world_size=world_size, seed=seed)
-    if plan.num_batches() == 0:
+    num_batches = plan.num_batches()
+    if num_batches == 0:
         num = sum(map(len, sources))
         raise ValueError(
             f"drop_last: {num} utterances do not fill one batch on each of {world_size} ranks, so none would be read."
@@ -58,7 +59,7 @@ def build_loader(
         PlanSampler(plan, rank, same_every_epoch=same_every_epoch),
         max_bad_fraction=config.max_bad_fraction,
         bad_files_path=bad_files_path,
-        num_workers=config.num_workers,
+        num_workers=config.num_workers if num_batches is None else min(config.num_workers, num_batches),
         pin_memory=config.pin_memory,
         persistent_workers=config.persistent_workers,
         prefetch_factor=config.prefetch_factor,

@@ -14,6 +14,7 @@ from nest_ssl.data.bad_data import BadDataLog
 from nest_ssl.data.batch import AudioNoiseBatch
 from nest_ssl.data.plan import BatchSpec, Plan
 from nest_ssl.data.shared_blocks import keep_blocks
+from nest_ssl.freed_memory import give_back_freed_memory
 
 
 class BatchSampler(Sampler[Any], ABC):
@@ -115,6 +116,8 @@ class PlannedLoader(DataLoader[AudioNoiseBatch]):
         self._next_batch = self.batches.start
         if self._next_batch == 0 or self.bad_data.epoch != self.batches.epoch:
             self.bad_data.start_epoch(self.batches.epoch)
+        if self.num_workers > 0 and self._iterator is None:
+            give_back_freed_memory()
         for batch in super().__iter__():
             self._next_batch += 1
             assert batch.audio is not None

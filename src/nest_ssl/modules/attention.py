@@ -12,8 +12,6 @@ from torch import Tensor, nn
 
 from nest_ssl.modules.dropout import Dropout
 
-_MASKED = -10000.0  # NeMo's value: it vanishes in the softmax beside any score of a sane model, and fits into fp16
-
 
 class MultiHeadAttention(nn.Module):
     """Attention over the frames that `visible` allows; a frame that sees nothing gets zeros."""
@@ -32,7 +30,10 @@ class MultiHeadAttention(nn.Module):
             self._split(linear(x_BSD)) for linear in (self.linear_q, self.linear_k, self.linear_v)
         )
         scores_BHSS = self._scores(q_BHSC, k_BHSC, pos_emb_1RD)
-        weights_BHSS = self.dropout(torch.softmax(scores_BHSS.masked_fill(~visible_B1SS, _MASKED), dim=-1))
+        # NeMo overwrites what is hidden, which takes a copy of the scores, and another one in the backward pass.
+        most = torch.finfo(scores_BHSS.dtype).max
+        hidden_B1SS = torch.zeros_like(visible_B1SS, dtype=scores_BHSS.dtype).masked_fill(~visible_B1SS, -most / 2)
+        weights_BHSS = self.dropout(torch.softmax(scores_BHSS.add_(hidden_B1SS), dim=-1))
         heard_BHSC = torch.where(visible_B1SS.any(-1, keepdim=True), weights_BHSS @ v_BHSC, 0.0)
         out_BSD: Tensor = self.linear_out(heard_BHSC.transpose(1, 2).flatten(2))
         return out_BSD

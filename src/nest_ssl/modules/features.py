@@ -67,11 +67,12 @@ class MelFeaturizer(KeepsPrecision):
         cfg = self.cfg
         num_frames = self.num_frames(length)
         if self.training and cfg.dither > 0:
-            signal_BN = torch.empty_like(signal_BN).normal_(generator=generator).mul_(cfg.dither).add_(signal_BN)
+            signal_BN = signal_BN.add(torch.empty_like(signal_BN).normal_(generator=generator), alpha=cfg.dither)
         if cfg.preemph is not None:
             # The sample just past the end would hold an echo of the last one: pre-emphasis first, then the cut.
-            signal_BN = torch.cat((signal_BN[:, :1], signal_BN[:, 1:] - cfg.preemph * signal_BN[:, :-1]), dim=1)
-            signal_BN = torch.where(valid_frames(length, signal_BN.shape[1]), signal_BN, 0.0)
+            emphasised_BN = signal_BN.clone()
+            emphasised_BN[:, 1:].sub_(signal_BN[:, :-1], alpha=cfg.preemph)
+            signal_BN = torch.where(valid_frames(length, signal_BN.shape[1]), emphasised_BN, 0.0)
         x_BMT = self.fb.float() @ self._spectrum(signal_BN)
         if cfg.log:
             x_BMT = self._log(x_BMT)
@@ -109,7 +110,7 @@ class MelFeaturizer(KeepsPrecision):
             return_complex=True,
         )
         real_BFT, imaginary_BFT = torch.view_as_real(spectrum_BFT).unbind(-1)
-        power_BFT = real_BFT.square() + imaginary_BFT.square()
+        power_BFT = real_BFT.square().addcmul_(imaginary_BFT, imaginary_BFT)
         return power_BFT if cfg.mag_power == 2.0 else power_BFT.pow(cfg.mag_power / 2)
 
     def _log(self, x_BMT: Tensor) -> Tensor:
@@ -126,10 +127,10 @@ def normalize(x_BMT: Tensor, valid_B1T: Tensor, kind: str | dict[str, Any] | Non
     over = (2,) if kind == "per_feature" else (1, 2)
     count = valid_B1T.sum(2, keepdim=True) * (1 if kind == "per_feature" else x_BMT.shape[1])
     mean = torch.where(valid_B1T, x_BMT, 0.0).sum(over, keepdim=True) / count.clamp(min=1)
-    centred_BMT = x_BMT - mean
+    centred_BMT = torch.where(valid_B1T, x_BMT - mean, 0.0)
     # A single frame has no spread: 0 / max(n - 1, 1) = 0, as NeMo's guard has it.
-    variance = torch.where(valid_B1T, centred_BMT, 0.0).square().sum(over, keepdim=True) / (count - 1).clamp(min=1)
-    return centred_BMT / (variance.sqrt() + _STD_FLOOR)
+    std: Tensor = torch.linalg.vector_norm(centred_BMT, dim=over, keepdim=True) / (count - 1).clamp(min=1).sqrt()
+    return centred_BMT / (std + _STD_FLOOR)
 
 
 def mel_filters(

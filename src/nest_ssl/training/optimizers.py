@@ -52,8 +52,8 @@ def build_optimizer(model: nn.Module, cfg: OptimConfig, *, loss_is_scaled: bool 
     groups = parameter_groups(model, no_decay_on_norms_and_biases=cfg.no_decay_on_norms_and_biases)
     options = cfg.options()
     if "fused" in OPTIMIZERS[cfg.name] and cfg.fused is None:
-        # One kernel in place of one per parameter or more; torch has it for floating-point CUDA parameters.
-        options["fused"] = not loss_is_scaled and all(
-            p.is_cuda and p.is_floating_point() for group in groups for p in group["params"]
-        )
+        # One kernel in place of one per parameter or more; not every device has it.
+        parameters = [p for group in groups for p in group["params"]]
+        fits = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
+        options["fused"] = fits and not loss_is_scaled
     return OPTIMIZER_CLASSES[cfg.name](groups, lr=cfg.lr, **options)

@@ -7,9 +7,16 @@ import torch
 from torch import Tensor, nn
 
 from nest_ssl.config import EncoderConfig
+from nest_ssl.modules import packed_subsampling
 from nest_ssl.modules.lengths import valid_frames
 from nest_ssl.modules.packed_subsampling import pack
 from nest_ssl.modules.subsampling import ConvSubsampling, HalvingConv, relu_and_zero_past_end
+
+
+@pytest.fixture(autouse=True, params=["one piece", "many pieces"])
+def num_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "many pieces":
+        monkeypatch.setattr(packed_subsampling, "_PIECE_BYTES", 5000)
 
 
 def plainly(module: ConvSubsampling, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:

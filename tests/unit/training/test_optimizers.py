@@ -102,17 +102,18 @@ def test_a_model_that_is_all_frozen_is_refused() -> None:
         build_optimizer(nn.Linear(2, 2).requires_grad_(False), OptimConfig())
 
 
-def test_on_the_cpu_nothing_is_fused_unless_asked() -> None:
-    assert build_optimizer(nn.Linear(2, 2), OptimConfig()).defaults["fused"] is False
-    assert build_optimizer(nn.Linear(2, 2), OptimConfig(fused=True)).defaults["fused"] is True
+def on_gpu() -> Any:
+    needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+    return pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
-def test_adamw_is_fused_on_cuda_unless_told() -> None:
-    model = nn.Linear(2, 2).cuda()
+@pytest.mark.parametrize("device", ["cpu", on_gpu()])
+def test_adamw_is_fused_unless_told(device: str) -> None:
+    model = nn.Linear(2, 2).to(device)
     assert build_optimizer(model, OptimConfig()).defaults["fused"] is True
     assert build_optimizer(model, OptimConfig(fused=False)).defaults["fused"] is False
+    assert build_optimizer(model, OptimConfig(), loss_is_scaled=True).defaults["fused"] is False
+    assert build_optimizer(model.to("meta"), OptimConfig()).defaults["fused"] is False
 
 
 @pytest.mark.parametrize(
