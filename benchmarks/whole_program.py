@@ -36,9 +36,7 @@ TINY = {
     "model.encoder.n_heads": 4,
     "model.num_classes": 512,
     "model.train_ds.batch_size": 8,
-    "model.train_ds.num_workers": 0,
     "model.validation_ds.batch_size": 8,
-    "model.validation_ds.num_workers": 0,
     "trainer.devices": 1,
     "trainer.num_nodes": 1,
     "trainer.accelerator": "cpu",
@@ -49,6 +47,7 @@ TINY = {
     "exp_manager.create_wandb_logger": "false",
     "exp_manager.checkpoint_callback_params.save_nemo_on_train_end": "false",  # NeMo's is written before the sign below
 }
+SECTIONS = {"train_ds": "train", "validation_ds": "valid"}
 NUM_TRAIN, NUM_VALID = 64, 16
 SIGNS = {"ours": ("run folder", "step 8/8"), "NeMo": ("STARTS", "ENDS")}
 """What each program prints when it begins to train, and when steps, validation and `.ckpt` files are done."""
@@ -75,6 +74,7 @@ def main() -> None:
         "lightning": lightning.__version__,
         "speech": "synthetic" if options.speech is None else options.speech.name,
         "noise": options.noise_kind if options.noise is None else options.noise.name,
+        "num_workers": options.num_workers,
         "cores": os.cpu_count(),
         "python": platform.python_version(),
     }
@@ -88,6 +88,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--speech", type=Path, help="manifest of speech; default: synthetic")
     parser.add_argument("--noise", type=Path, help="manifest of noise; default: synthetic")
     parser.add_argument("--noise-kind", choices=NOISE, default=next(iter(NOISE)), help="of synthetic noise")
+    parser.add_argument("--num-workers", type=int, default=8, help="loader processes; 8 in NeMo's yaml")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "whole_program.json")
     return parser.parse_args()
@@ -114,7 +115,8 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, list[float]]
     """Seconds of every repeat; the programs take turns."""
     results: dict[str, list[float]] = {}
     for repeat in range(options.repeats):
-        overrides = [f"{key}={value}" for key, value in {**TINY, **manifests(folder)}.items()]
+        changes = {**TINY, **manifests(folder), **{f"model.{s}.num_workers": options.num_workers for s in SECTIONS}}
+        overrides = [f"{key}={value}" for key, value in changes.items()]
         add(results, "import lightning.pytorch", run([sys.executable, "-c", "import lightning.pytorch"]))
         here = [*overrides, f"exp_manager.exp_dir={folder}/{repeat}"]
         add(results, "ours", run([sys.executable, "-m", "nest_ssl", "pretrain", *here], SIGNS["ours"]))
@@ -126,9 +128,8 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, list[float]]
 
 
 def manifests(data: Path) -> dict[str, Path]:
-    parts = {"train_ds": "train", "validation_ds": "valid"}
-    speech = {f"model.{section}.manifest_filepath": data / f"{part}.jsonl" for section, part in parts.items()}
-    return {**speech, **{f"model.{section}.noise_manifest": data / "noise.jsonl" for section in parts}}
+    speech = {f"model.{section}.manifest_filepath": data / f"{part}.jsonl" for section, part in SECTIONS.items()}
+    return {**speech, **{f"model.{section}.noise_manifest": data / "noise.jsonl" for section in SECTIONS}}
 
 
 def run(command: list[str], signs: tuple[str, ...] = ()) -> Timed:

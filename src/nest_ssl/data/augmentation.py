@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from nest_ssl.audio.mixing import Samples, gain_for_ratio, place_in_order, power, repeat_to, split_length
@@ -67,22 +68,32 @@ class SpeakerNoiseAugmentation:
         *,
         generators: Sequence[np.random.Generator],
         mix: bool = True,
+        for_each: Callable[[Callable[[int], int], Sequence[int]], Iterable[int]] = map,
     ) -> AudioNoiseBatch:
-        """As calling it, with `noise_of(i)` in place of `batch.noise[i]`: asked for only where it is used."""
+        """As calling it, with `noise_of(i)` in place of `batch.noise[i]`: asked for only where it is used.
+
+        `for_each` may treat utterances at once if none shares its generator with another.
+        """
         assert batch.audio is not None
         assert batch.audio_len is not None
         audio_rows = _rows(batch.audio, batch.audio_len)
         noise = empty(*batch.audio.shape)
-        noise_len = batch.audio_len.clone()
-        for i, (row, rng) in enumerate(zip(noise.numpy(), generators, strict=True)):
+        noise_rows = noise.numpy()
+
+        def fill(i: int) -> int:
+            """Write row i of the noise; its length."""
+            row, rng = noise_rows[i], generators[i]
             if rng.random() < self.prob:
                 _write(row, self._added(i, audio_rows, noise_of, rng))
             elif self.keep_unselected_noise:
                 raw = noise_of(i)[: len(row)]
                 _write(row, Added(1.0, [Segment(0, raw)]))
-                noise_len[i] = len(raw)
+                return len(raw)
             else:
                 row[:] = 0
+            return len(audio_rows[i])
+
+        noise_len = torch.tensor(list(for_each(fill, range(len(audio_rows)))), dtype=torch.int64)
         return with_noise(batch, noise, noise_len, mix)
 
     def _added(

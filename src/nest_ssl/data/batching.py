@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TypeVar
 
@@ -18,6 +18,7 @@ from nest_ssl.data.batch import AudioNoiseBatch, AudioNoiseItem, lengths_of, pad
 from nest_ssl.data.noise import NoiseSource
 from nest_ssl.data.randomness import utterance_generators
 from nest_ssl.data.shared_blocks import loan
+from nest_ssl.data.threads import Readers
 
 T = TypeVar("T")
 
@@ -43,6 +44,7 @@ class BatchMaker:
     pad_audio_mode: str = "repeat"
     mix: bool = True
     """Give `noisy_audio` beside `noise`; else `AudioNoiseBatch.mixed` does."""
+    readers: Readers = field(default_factory=Readers)
 
     def make(
         self, wanted: Sequence[T], spares: Sequence[T], read: Callable[[T], Samples], place: Place
@@ -51,19 +53,22 @@ class BatchMaker:
         bad: list[BadFile] = []
         audio_rows, used = self._read_all(wanted, spares, read, place, bad)
         generators = utterance_generators(self.seed, place.epoch, place.step, place.rank, len(used))
+        bad_noise: list[list[BadFile]] = [[] for _ in used]  # of each utterance: threads end in any order
 
         def noise_of(i: int) -> Samples:
-            return self._noise(len(audio_rows[i]), generators[i], place, bad)
+            return self._noise(len(audio_rows[i]), generators[i], place, bad_noise[i])
 
         audio = pad_rows(audio_rows, max(map(len, audio_rows)))
-        batch = AudioNoiseBatch(audio=audio, audio_len=lengths_of(audio_rows), bad_files=bad)
+        batch = AudioNoiseBatch(audio=audio, audio_len=lengths_of(audio_rows))
         if self.augmentor is not None:
-            batch = self.augmentor.augment(batch, noise_of, generators=generators, mix=self.mix)
+            batch = self.augmentor.augment(
+                batch, noise_of, generators=generators, mix=self.mix, for_each=self.readers.map
+            )
         else:
-            noise_rows = [noise_of(i) for i in range(len(audio_rows))]
+            noise_rows = self.readers.map(noise_of, range(len(audio_rows)))
             noise = pad_rows(noise_rows, audio.shape[1])
             batch = with_noise(batch, noise, lengths_of(noise_rows), self.mix)
-        return replace(batch, loan=loan()), used
+        return replace(batch, loan=loan(), bad_files=[*bad, *chain(*bad_noise)]), used
 
     def item(self, sample_id: str, samples: Samples, rng: np.random.Generator) -> AudioNoiseItem:
         """One utterance with its noise, for those who batch by themselves."""
@@ -81,24 +86,29 @@ class BatchMaker:
     def _read_all(
         self, wanted: Sequence[T], spares: Sequence[T], read: Callable[[T], Samples], place: Place, bad: list[BadFile]
     ) -> tuple[list[Samples], list[T]]:
+        def outcome(utterance: T) -> Samples | AudioError:
+            try:
+                return self._padded(read(utterance))
+            except AudioError as error:
+                return error
+
         rows: list[Samples] = []
         used: list[T] = []
-        rest = iter(spares)
-        for utterance in wanted:
-            found, samples = self._read_or_next(utterance, rest, read, place, bad)
-            rows.append(self._padded(samples))
+        stand_ins = ((spare, self.readers.map(outcome, [spare])[0]) for spare in spares)
+        for first in zip(wanted, self.readers.map(outcome, wanted), strict=True):
+            found, samples = self._first_read(chain([first], stand_ins), place, bad)
+            rows.append(samples)
             used.append(found)
         return rows, used
 
-    def _read_or_next(
-        self, utterance: T, spares: Iterator[T], read: Callable[[T], Samples], place: Place, bad: list[BadFile]
+    def _first_read(
+        self, outcomes: Iterable[tuple[T, Samples | AudioError]], place: Place, bad: list[BadFile]
     ) -> tuple[T, Samples]:
-        """`utterance`, or the first of `spares` that can be read."""
-        for number, candidate in enumerate(chain([utterance], spares)):
-            try:
-                return candidate, read(candidate)
-            except AudioError as error:
-                bad.append(replace(_bad("speech", error, place), stand_in=number > 0))
+        """The first utterance that could be read: a wanted one, or a stand-in."""
+        for number, (utterance, outcome) in enumerate(outcomes):
+            if not isinstance(outcome, AudioError):
+                return utterance, outcome
+            bad.append(replace(_bad("speech", outcome, place), stand_in=number > 0))
         named = "\n".join(f"  {file.audio_filepath}: {file.reason}" for file in bad if file.kind == "speech")
         raise BadDataError(f"none of these neighbours in the plan can be read:\n{named}")
 

@@ -7,10 +7,11 @@ from pathlib import Path
 from nest_ssl.config import DatasetConfig
 from nest_ssl.data.augmentation import build_augmentor
 from nest_ssl.data.batching import BatchMaker
-from nest_ssl.data.dataset import OnRead, PlannedBatches, open_noise
+from nest_ssl.data.dataset import PlannedBatches, open_noise
 from nest_ssl.data.loader import PlannedLoader, PlanSampler
 from nest_ssl.data.planning import build_plan
 from nest_ssl.data.sources import open_sources
+from nest_ssl.data.threads import OnRead, Readers
 
 
 def build_loader(
@@ -44,7 +45,6 @@ def build_loader(
             seed=seed,
             bad_files_path=bad_files_path,
             same_every_epoch=same_every_epoch,
-            on_read=on_read,
         )
     sources = open_sources(config)
     plan = build_plan(config, sources, world_size=world_size, seed=seed)
@@ -55,7 +55,7 @@ def build_loader(
             f"drop_last: {num} utterances do not fill one batch on each of {world_size} ranks, so none would be read."
         )
     return PlannedLoader(
-        PlannedBatches(sources, build_maker(config, seed, on_read, mix), on_read),
+        PlannedBatches(sources, build_maker(config, seed, on_read, mix)),
         PlanSampler(plan, rank, same_every_epoch=same_every_epoch),
         max_bad_fraction=config.max_bad_fraction,
         bad_files_path=bad_files_path,
@@ -67,12 +67,15 @@ def build_loader(
 
 
 def build_maker(config: DatasetConfig, seed: int, on_read: OnRead = None, mix: bool = True) -> BatchMaker:
+    readers = Readers(on_read)
+    noise = open_noise(config.noise_manifest, config.sample_rate, bank_gb=config.noise_bank_gb, on_read=readers.reading)
     return BatchMaker(
         sample_rate=config.sample_rate,
-        noise=open_noise(config.noise_manifest, config.sample_rate, bank_gb=config.noise_bank_gb, on_read=on_read),
+        noise=noise,
         augmentor=build_augmentor(config.batch_augmentor),
         seed=seed,
         min_audio_len_secs=config.min_audio_len_secs,
         pad_audio_mode=config.pad_audio_mode,
         mix=mix,
+        readers=readers,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +21,7 @@ from nest_ssl.data.noise import NoiseSource
 from nest_ssl.data.order import Order, PlainOrder
 from nest_ssl.data.plan import BatchSpec
 from nest_ssl.data.randomness import RandomSource, Stream, generator_for
-
-OnRead = Callable[[str], None] | None
-"""Called with the path of a file just before it is read, in the process that reads it."""
+from nest_ssl.data.threads import OnRead
 
 
 def open_noise(
@@ -121,8 +119,8 @@ class PlannedBatches(Dataset[AudioNoiseBatch]):
     Utterances of the plan are numbered through all `sources`.
     """
 
-    def __init__(self, sources: Sequence[ManifestDataset], maker: BatchMaker, on_read: OnRead = None) -> None:
-        self.sources, self.maker, self.on_read = sources, maker, on_read
+    def __init__(self, sources: Sequence[ManifestDataset], maker: BatchMaker) -> None:
+        self.sources, self.maker = sources, maker
         self._starts = np.cumsum([0] + [len(source) for source in sources])
 
     def __getitem__(self, spec: BatchSpec) -> AudioNoiseBatch:
@@ -138,7 +136,7 @@ class PlannedBatches(Dataset[AudioNoiseBatch]):
 
     def _read(self, index: int) -> Samples:
         source, index = self._find(index)
-        return source.read(index, self.on_read)
+        return source.read(index, self.maker.readers.reading)
 
 
 class AudioNoiseDataset(ManifestDataset, Dataset[AudioNoiseItem]):

@@ -30,7 +30,7 @@ from nest_ssl.config import AugmentorConfig, DatasetConfig, parse
 from nest_ssl.data.augmentation import build_augmentor
 from nest_ssl.data.batch import AudioNoiseBatch
 from nest_ssl.data.batching import BatchMaker, Place
-from nest_ssl.data.dataset import ManifestDataset, OnRead, open_noise
+from nest_ssl.data.dataset import ManifestDataset, open_noise
 from nest_ssl.data.lhotse_inputs import SOURCE, LhotseInputs
 from nest_ssl.data.loader import BatchSampler, PlannedLoader
 from nest_ssl.data.manifest_paths import Paths
@@ -66,9 +66,8 @@ class LhotseAudioNoiseDataset(Dataset[AudioNoiseBatch]):
         sample_rate: int = 16000,
         sources: Sequence[ManifestDataset] = (),
         maker: BatchMaker | None = None,
-        on_read: OnRead = None,
     ) -> None:
-        self.sources, self.on_read = sources, on_read
+        self.sources = sources
         self.maker = maker or BatchMaker(
             sample_rate=sample_rate,
             noise=open_noise(noise_manifest, sample_rate),
@@ -90,9 +89,8 @@ class LhotseAudioNoiseDataset(Dataset[AudioNoiseBatch]):
     def _read(self, cut: Cut) -> Samples:
         custom = cut.custom or {}
         if SOURCE in custom:
-            return self.sources[int(custom[SOURCE])].read(int(custom["index"]), self.on_read)
-        if self.on_read is not None:
-            self.on_read(_name(cut))
+            return self.sources[int(custom[SOURCE])].read(int(custom["index"]), self.maker.readers.reading)
+        self.maker.readers.reading(_name(cut))
         try:
             channels = cut.resample(self.maker.sample_rate).load_audio()
         except CANNOT_READ as error:
@@ -190,7 +188,6 @@ def build_lhotse_loader(
     seed: int,
     bad_files_path: Path | None,
     same_every_epoch: bool,
-    on_read: OnRead = None,
 ) -> PlannedLoader:
     """As build.build_loader, for `use_lhotse: true`."""
     for key in ("is_concat", "bucketing_batch_size", "bucketing_weights"):
@@ -198,7 +195,7 @@ def build_lhotse_loader(
             log.warning("%s: is not used with 'use_lhotse: true'; give datasets and their weights by input_cfg.", key)
     inputs = LhotseInputs(config, seed)
     return PlannedLoader(
-        LhotseAudioNoiseDataset(sources=inputs.sources, maker=maker, on_read=on_read),
+        LhotseAudioNoiseDataset(sources=inputs.sources, maker=maker),
         CutBatches(config, inputs, rank=rank, world_size=world_size, seed=seed, same=same_every_epoch),
         max_bad_fraction=config.max_bad_fraction,
         bad_files_path=bad_files_path,

@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import tarfile
+import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar
@@ -78,15 +79,20 @@ class TarShard:
 
 
 class TarShards:
-    """The shards used last, kept open."""
+    """The shards used last, kept open. `read` may be called from several threads."""
 
     def __init__(self) -> None:
         self._open: OrderedDict[str, TarShard] = OrderedDict()
-        self._pid = os.getpid()
+        self._pid, self._lock = os.getpid(), threading.Lock()
+
+    def read(self, path: str, name: str) -> bytes:
+        """Member `name` of the shard at `path`."""
+        if self._pid != os.getpid():  # file handles of the parent share their position with it
+            self._open, self._pid, self._lock = OrderedDict(), os.getpid(), threading.Lock()
+        with self._lock:
+            return self[path].read(name)
 
     def __getitem__(self, path: str) -> TarShard:
-        if self._pid != os.getpid():  # file handles of the parent share their position with it
-            self._open, self._pid = OrderedDict(), os.getpid()
         if path not in self._open:
             if len(self._open) >= MAX_OPEN_SHARDS:
                 self._open.popitem(last=False)[1].close()
@@ -186,7 +192,8 @@ class TarredAudioNoiseDataset(ManifestDataset, IterableDataset[AudioNoiseItem]):
 
     def source(self, index: int, utterance: Utterance) -> tuple[str | bytes, str]:
         shard = self._paths[int(np.searchsorted(self._ends, index, side="right"))]
-        return self._tars[shard].read(utterance.audio_filepath), f"{shard}/{utterance.audio_filepath}"
+        name = utterance.audio_filepath
+        return self._tars.read(shard, name), f"{shard}/{name}"
 
     def _sizes_of_shard_manifests(self) -> tuple[int, ...]:
         sizes = self.manifest.num_per_file
