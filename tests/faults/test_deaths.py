@@ -107,7 +107,7 @@ def test_row_22_a_killed_launcher_takes_everything_with_it(lab: Lab) -> None:
 
 @pytest.mark.faults
 def test_row_23_a_killed_monitor_is_a_warning(lab: Lab, whole: Path) -> None:
-    run = lab.start()
+    run = lab.start(env={"NEST_FAULT": "slow_rank all 0"})
     run.wait_for_step(0)
     os.kill(run.status()["monitor_pid"], signal.SIGKILL)
     run.wait()

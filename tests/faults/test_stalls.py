@@ -84,11 +84,14 @@ def _fifo_manifest(lab: Lab) -> tuple[Path, Path]:
     return manifest, fifo
 
 
-@pytest.mark.parametrize("workers", [2, pytest.param(0, marks=pytest.mark.faults)])
-def test_row_7_a_file_that_blocks(lab: Lab, workers: int) -> None:
+@pytest.mark.parametrize(
+    ("workers", "threads"),
+    [(2, 1), pytest.param(0, 1, marks=pytest.mark.faults), pytest.param(0, 3, marks=pytest.mark.faults)],
+)
+def test_row_7_a_file_that_blocks(lab: Lab, workers: int, threads: int) -> None:
     manifest, fifo = _fifo_manifest(lab)
     more = (f"model.train_ds.manifest_filepath={manifest}", f"model.train_ds.num_workers={workers}")
-    run = lab.start(more=more).wait()
+    run = lab.start(more=more, env={"OMP_NUM_THREADS": str(threads)}).wait()
     incident = run.incident
     run.struck_at = Path(incident["evidence"]).stat().st_ctime - incident["stalled_s"]
     rank = incident["ranks"][0]

@@ -74,7 +74,7 @@ def test_killed_and_started_again_it_goes_on_to_the_same_losses(corpus: Path, wh
     done = run(args)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "resumed at step 6" in done.stderr
-    for column in ("train_loss", "val_loss", "learning_rate"):
+    for column in ("train_loss", "val_loss", "learning_rate", "train_loss_epoch"):
         assert losses(tmp_path / "run" / "metrics.csv", column) == losses(whole / "metrics.csv", column)
 
 
@@ -91,7 +91,8 @@ def test_killed_in_the_middle_of_a_save_it_goes_on_from_the_checkpoint_before(
     done = run(args)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "resumed at step 3" in done.stderr
-    assert losses(tmp_path / "run" / "metrics.csv") == losses(whole / "metrics.csv")
+    for column in ("train_loss", "train_loss_epoch", "learning_rate_epoch"):
+        assert losses(tmp_path / "run" / "metrics.csv", column) == losses(whole / "metrics.csv", column)
     assert not list(checkpoints.glob(".*.tmp"))
 
 
@@ -101,7 +102,7 @@ def test_killed_in_validation_it_goes_on_to_the_same_losses(corpus: Path, whole:
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
     done = run(args)
     assert done.returncode == 0, done.stderr[-3000:]
-    for column in ("train_loss", "val_loss"):
+    for column in ("train_loss", "val_loss", "train_loss_epoch"):
         assert losses(tmp_path / "run" / "metrics.csv", column) == losses(whole / "metrics.csv", column)
 
 

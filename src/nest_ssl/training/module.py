@@ -23,6 +23,7 @@ from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel, MaskedPrediction
 from nest_ssl.nemo_file import nemo_config
 from nest_ssl.training import sharding
 from nest_ssl.training.data_position import DataPosition
+from nest_ssl.training.epoch_means import EpochMeans
 from nest_ssl.training.metrics import Throughput, TokenCounts, count_tokens
 from nest_ssl.training.optimizers import build_optimizer
 from nest_ssl.training.schedules import build_schedule
@@ -68,6 +69,7 @@ class PretrainingModule(pl.LightningModule):
         self.run_dir = run_dir
         self.watch = watch
         self.throughput = Throughput(cfg.model.sample_rate)
+        self.epoch_means = EpochMeans()
         self.resume_at: DataPosition | None = None
         self.val_names: list[str] = []
         self._val_losses: list[list[Tensor]] = []
@@ -172,7 +174,7 @@ class PretrainingModule(pl.LightningModule):
         logged["learning_rate"] = torch.tensor(self.trainer.optimizers[0].param_groups[0]["lr"])
         self.log_dict(logged, batch_size=size)
         epoch = {"train_loss_epoch": logged["train_loss"], "learning_rate_epoch": logged["learning_rate"]}
-        self.log_dict(epoch, on_step=False, on_epoch=True, batch_size=size)
+        self.epoch_means.add(self.current_epoch, epoch, size)
         if (self.trainer.global_step + 1) % (self.cfg.trainer.log_every_n_steps or 50) == 0:
             speed = self.throughput.report()
             if not (self.cfg.exp_manager and self.cfg.exp_manager.log_step_timing):
@@ -182,6 +184,9 @@ class PretrainingModule(pl.LightningModule):
 
     def on_train_batch_end(self, outputs: Any, batch: AudioNoiseBatch, batch_idx: int) -> None:
         self.throughput.batch_done()
+
+    def on_train_epoch_end(self) -> None:
+        self.log_dict(self.epoch_means.means())
 
     def on_validation_batch_start(self, batch: AudioNoiseBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
         seed_everything(self.cfg.seed, Stage.VALIDATION, dataloader_idx, batch_idx, self.global_rank)
@@ -270,11 +275,14 @@ class PretrainingModule(pl.LightningModule):
         checkpoint["state_dict"] = model_weights(checkpoint["state_dict"])
         checkpoint["hyper_parameters"] = {"cfg": nemo_config(self.model.cfg, type(self.model).__name__)}
         checkpoint["data_position"] = vars(self._data_position())
+        checkpoint["epoch_means"] = self.epoch_means.state()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         if "data_position" not in checkpoint or "loops" not in checkpoint:  # of weights alone
             return
         self.resume_at = DataPosition(**checkpoint["data_position"])
+        if "epoch_means" in checkpoint:  # older ones have none
+            self.epoch_means.resume(checkpoint["epoch_means"])
         # Lightning counts the batches of the epoch too, and ends it by its count.
         moved = self.resume_at.batch_on(self.world_size) - self.resume_at.batch
         counted = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]
