@@ -88,7 +88,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--speech", type=Path, help="manifest of speech; default: synthetic")
     parser.add_argument("--noise", type=Path, help="manifest of noise; default: synthetic")
     parser.add_argument("--noise-kind", choices=NOISE, default=next(iter(NOISE)), help="of synthetic noise")
-    parser.add_argument("--num-workers", type=int, default=8, help="loader processes; 8 in NeMo's yaml")
+    parser.add_argument("--num-workers", type=int, default=0, help="loader processes; NeMo's yaml has 8")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "whole_program.json")
     return parser.parse_args()
