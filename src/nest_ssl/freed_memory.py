@@ -10,7 +10,7 @@ _NEVER = 2**31 - 1
 
 
 def keep_freed_memory() -> None:
-    """Take large blocks from the heap, and never give it back before the process ends.
+    """Take large blocks from the heap, and do not give them back when they are freed.
 
     A training step on a CPU allocates and frees tensors of 100 MB; by default every one is asked of the system, and
     cleared page by page, anew: a third of the step's time.

@@ -141,8 +141,8 @@ class OptimConfig:
     step_sizes: list[float] | None = None
     """Smallest and largest step (rprop)."""
     fused: bool | None = None
-    """One kernel for all parameters (adamw, adam, sgd); null: on CUDA, except at precision 16, where Lightning
-    cannot clip the gradients of a fused optimizer."""
+    """One kernel for all parameters (adamw, adam, sgd); null: for adamw and adam, except at precision 16, where
+    Lightning cannot clip the gradients of a fused optimizer."""
     no_decay_on_norms_and_biases: bool = False
     """Leave norms and biases out of the weight decay."""
     sched: ScheduleConfig | None = None

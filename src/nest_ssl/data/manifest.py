@@ -227,26 +227,27 @@ def _total(durations_s: NDArray[np.float32]) -> str:
     return known + (f" and {num_unknown:,} of unknown duration" if num_unknown else "")
 
 
-class _LineReader(threading.local):
-    """Reads lines by position, through file handles of this thread and process alone, which nobody else moves.
+class _LineReader:
+    """Reads lines by position, in any thread, through file handles of this process alone.
 
     Not memory-mapped: in an epoch every page would be touched, and count as memory of every worker.
     """
 
     def __init__(self) -> None:
         self._files: OrderedDict[str, BinaryIO] = OrderedDict()
-        self._pid = os.getpid()
+        self._pid, self._lock = os.getpid(), threading.Lock()
 
     def read(self, path: str, index: ManifestIndex, number: int) -> bytes:
         start = int(index.starts[number])
         stop = int(index.starts[number + 1]) if number + 1 < len(index.starts) else index.size_bytes
-        file = self._open(path)
-        file.seek(start)
-        return file.read(stop - start)
+        if self._pid != os.getpid():  # after a fork: the parent's handles share their position with it
+            self._files, self._pid, self._lock = OrderedDict(), os.getpid(), threading.Lock()
+        with self._lock:
+            file = self._open(path)
+            file.seek(start)
+            return file.read(stop - start)
 
     def _open(self, path: str) -> BinaryIO:
-        if self._pid != os.getpid():  # after a fork: the parent's handles share their position with it
-            self._files, self._pid = OrderedDict(), os.getpid()
         if path not in self._files:
             if len(self._files) >= MAX_OPEN_FILES:
                 self._files.popitem(last=False)[1].close()

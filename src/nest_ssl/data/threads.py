@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -31,12 +32,16 @@ class Readers:
         self._lock = threading.Lock()
 
     def map(self, function: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """`function` of every item, in which `reading` is called; all have ended when it returns or raises."""
+        """`function` of every item, in which `reading` is called; the first error is raised when all have ended."""
         if min(torch.get_num_threads(), len(items)) < 2:
             return [self._run(function, item) for item in items]
         pool = _pool(os.getpid(), torch.get_num_threads())
         tasks = [pool.submit(self._run, function, item) for item in items]
-        wait(tasks)
+        try:
+            wait(tasks)
+        finally:  # Ctrl-C
+            for task in tasks:
+                task.cancel()
         return [task.result() for task in tasks]
 
     def reading(self, path: str) -> None:
@@ -50,6 +55,8 @@ class Readers:
             oldest = next(iter(self._paths.values()))
             if oldest != path:
                 self.on_read(oldest)
+        if threading.current_thread() is not threading.main_thread():
+            _block_here_if_ever(path)
 
     def _run(self, function: Callable[[T], R], item: T) -> R:
         try:
@@ -62,6 +69,12 @@ class Readers:
 
     def __reduce__(self) -> tuple[type[Readers], tuple[OnRead]]:
         return Readers, (self.on_read,)
+
+
+def _block_here_if_ever(path: str) -> None:
+    """soundfile opens one file at a time: one that blocks would make threads wait that began before it."""
+    with contextlib.suppress(OSError):  # said when it is read; or no file, but a name in a shard
+        os.close(os.open(path, os.O_RDONLY))
 
 
 @cache

@@ -30,7 +30,8 @@ class MultiHeadAttention(nn.Module):
             self._split(linear(x_BSD)) for linear in (self.linear_q, self.linear_k, self.linear_v)
         )
         scores_BHSS = self._scores(q_BHSC, k_BHSC, pos_emb_1RD)
-        # NeMo overwrites what is hidden, which takes a copy of the scores, and another one in the backward pass.
+        # NeMo overwrites what is hidden, which takes a copy of the scores, and another one in the backward pass. To add
+        # comes to the same as long as scores are finite.
         most = torch.finfo(scores_BHSS.dtype).max
         hidden_B1SS = torch.zeros_like(visible_B1SS, dtype=scores_BHSS.dtype).masked_fill(~visible_B1SS, -most / 2)
         weights_BHSS = self.dropout(torch.softmax(scores_BHSS.add_(hidden_B1SS), dim=-1))

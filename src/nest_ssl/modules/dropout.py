@@ -15,4 +15,5 @@ class Dropout(nn.Dropout):
         words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64, device=x.device).random_(-(2**63), None)
         bits = words.view(torch.int16)[: x.numel()].view(x.shape)
         kept = bits >= int(self.p * 2**16) - 2**15
-        return (x * kept.float().mul_(1 / (1 - self.p))).to(x.dtype)
+        factors = kept.to(torch.promote_types(x.dtype, torch.float32)).mul_(1 / (1 - self.p))
+        return (x * factors).to(x.dtype)

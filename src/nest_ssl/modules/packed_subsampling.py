@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F  # noqa: N812
 
 from nest_ssl.modules.lengths import valid_frames
@@ -147,8 +148,9 @@ class _FirstTwo(torch.autograd.Function):
         return torch.cat([_unimage(output).flatten(0, 1) for output in outputs])
 
     @staticmethod
+    @once_differentiable
     @torch.autocast("cpu", enabled=False)  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, grad_NC: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_NC: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         x_RMK, one_KC, two = ctx.saved_tensors
         grad_x = _zero_sum(x_RMK) if ctx.needs_input_grad[0] else None
         grad_one, grad_two, grad_bias = map(_zero_sum, (one_KC, two, two[:, 0, 0, 0]))

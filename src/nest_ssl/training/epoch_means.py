@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 
@@ -22,8 +21,8 @@ class EpochMeans:
             self._epoch, self._weight, self._sums = epoch, 0, {}
         self._weight += weight
         for name, value in values.items():
-            before = self._sums.get(name, torch.zeros((), device=value.device))
-            self._sums[name] = before.to(value.device) + value.float() * weight
+            weighted = value.float() * weight
+            self._sums[name] = weighted + self._sums[name].to(value.device) if name in self._sums else weighted
 
     def means(self) -> dict[str, Tensor]:
         return {name: total / self._weight for name, total in self._sums.items()}

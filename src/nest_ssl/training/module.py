@@ -248,6 +248,7 @@ class PretrainingModule(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def setup(self, stage: str) -> None:
+        self.epoch_means = EpochMeans()
         sharding.prepare(self, self.trainer)
 
     def gradient_norm(self) -> Tensor:

@@ -14,7 +14,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.optim import Adam, AdamW, Optimizer
 
 from nest_ssl.training.module import PretrainingModule
 
@@ -116,7 +116,10 @@ def running_statistics(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def skip_gradient(optimizer: Optimizer, skip: Tensor) -> None:
     """Make the next `optimizer.step()` change nothing, weights nor state, if `skip`."""
-    if getattr(optimizer, "_step_supports_amp_scaling", False):  # fused: the kernel itself looks at the flag
+    # Groups may come from a checkpoint of an optimizer that was not fused. SGD's kernel would leave its first momentum
+    # as it found the memory.
+    fused = isinstance(optimizer, (Adam, AdamW)) and all(group.get("fused") for group in optimizer.param_groups)
+    if fused:  # the kernel itself looks at the flag
         optimizer.found_inf = skip.float()  # type: ignore[attr-defined]
         optimizer.grad_scale = None  # type: ignore[attr-defined]
     elif bool(skip):  # reads a value: free on a CPU, a wait on a GPU without a fused optimizer

@@ -9,7 +9,6 @@ from torch import nn, optim
 from torch.optim import Optimizer
 
 from nest_ssl.config import OptimConfig
-from nest_ssl.config.optim import OPTIMIZERS
 
 OPTIMIZER_CLASSES: dict[str, Callable[..., Optimizer]] = {
     "adamw": optim.AdamW,
@@ -51,7 +50,7 @@ def build_optimizer(model: nn.Module, cfg: OptimConfig, *, loss_is_scaled: bool 
     """
     groups = parameter_groups(model, no_decay_on_norms_and_biases=cfg.no_decay_on_norms_and_biases)
     options = cfg.options()
-    if "fused" in OPTIMIZERS[cfg.name] and cfg.fused is None:
+    if cfg.name in ("adamw", "adam") and cfg.fused is None:
         # One kernel in place of one per parameter or more; not every device has it.
         parameters = [p for group in groups for p in group["params"]]
         fits = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import pickle
 import tarfile
 import threading
@@ -76,6 +77,29 @@ def test_the_file_that_does_not_end_is_the_one_named(threads: Callable[[int], No
     assert set(named) == {f"file {item}" for item in range(8)}
     readers.map(readers.reading, ["later"])
     assert named[-1] == "later", "what was read before is forgotten"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs FIFOs")
+def test_a_file_that_blocks_does_so_before_soundfile_locks_the_others_out(
+    tmp_path: Path, threads: Callable[[int], None]
+) -> None:
+    threads(2)
+    fifo = tmp_path / "blocks.wav"
+    os.mkfifo(fifo)
+    readers, begun, seen = Readers(lambda path: None), [], []
+
+    def work(path: str) -> None:
+        readers.reading(path)
+        begun.append(path)
+
+    def look_and_unblock() -> None:
+        seen.extend(begun)
+        fifo.write_bytes(b"")
+
+    threading.Timer(0.3, look_and_unblock).start()
+    readers.map(work, [str(fifo), "no file"])
+    assert seen == ["no file"]
+    assert begun == ["no file", str(fifo)]
 
 
 def test_what_may_not_be_read_is_not_taken_for_being_read(threads: Callable[[int], None]) -> None:

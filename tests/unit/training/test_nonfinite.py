@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -9,18 +10,47 @@ from torch import nn
 from nest_ssl.training.nonfinite import check_finite_weights, skip_gradient
 
 
+class Training:
+    """Steps with a given gradient, skipped or not."""
+
+    def __init__(self, name: str, **options: Any) -> None:
+        self.model = nn.Linear(3, 2)
+        make = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}[name]
+        self.optimizer: torch.optim.Optimizer = make(self.model.parameters(), lr=0.1, **options)
+
+    def step(self, value: float, *, skip: bool) -> None:
+        for parameter in self.model.parameters():
+            parameter.grad = torch.full_like(parameter, value)
+        skip_gradient(self.optimizer, torch.tensor(skip))
+        self.optimizer.step()
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_an_optimizer_goes_on_from_one_that_was_fused_or_not(fused: bool) -> None:
+    before, after = Training("adamw", fused=fused), Training("adamw", fused=not fused)
+    before.step(1.0, skip=False)
+    after.model.load_state_dict(before.model.state_dict())
+    after.optimizer.load_state_dict(copy.deepcopy(before.optimizer.state_dict()))
+    for training in (before, after):
+        training.step(float("nan"), skip=True)
+        training.step(2.0, skip=False)
+    assert torch.equal(before.model.weight, after.model.weight)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_the_first_momentum_after_a_skipped_step_is_the_gradient(fused: bool) -> None:
+    training = Training("sgd", fused=fused, momentum=0.9)
+    training.step(float("nan"), skip=True)
+    weight = training.model.weight.detach().clone()
+    training.step(1.0, skip=False)
+    torch.testing.assert_close(training.model.weight, weight - 0.1)
+
+
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_skipped_step_changes_neither_weights_nor_state(fused: bool, bad: float) -> None:
-    model = nn.Linear(3, 2)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
-
-    def step(value: float, skip: bool) -> None:
-        for parameter in model.parameters():
-            parameter.grad = torch.full_like(parameter, value)
-        skip_gradient(optimizer, torch.tensor(skip))
-        optimizer.step()
-
+    training = Training("adamw", fused=fused)
+    model, optimizer, step = training.model, training.optimizer, training.step
     step(1.0, skip=False)
     weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict()["state"])
     step(bad, skip=True)
