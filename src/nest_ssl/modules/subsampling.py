@@ -113,15 +113,15 @@ def relu_and_zero_past_end(x_BCTF: Tensor, lengths: Tensor) -> Tensor:
     return torch.clamp(x_BCTF, torch.zeros_like(most_B1T1), most_B1T1)
 
 
-class _Between0And(torch.autograd.Function):
-    """clamp(x, 0, most) for a `most` of 0 or infinity, in place: a convolution does not need what it gave.
+class InPlaceReLU(torch.autograd.Function):
+    """ReLU, and 0 in some places more, in place: a convolution does not need what it gave.
 
-    autograd's own clamp keeps the input beside the output and reads both, with their limits, several times.
+    The gradient of a place that became 0 is 0, whatever made it so; no pass over the gradient is needed for it.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, most: Tensor) -> Tensor:
-        torch.clamp(x, torch.zeros_like(most), most, out=x)
+    def keep(ctx: Any, x: Tensor) -> Tensor:
+        """What `forward` returns: `x`, changed already."""
         ctx.mark_dirty(x)
         ctx.save_for_backward(x)
         return x
@@ -130,3 +130,15 @@ class _Between0And(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         (result,) = ctx.saved_tensors
         return torch.ops.aten.threshold_backward(gradient, result, 0), None
+
+
+class _Between0And(InPlaceReLU):
+    """clamp(x, 0, most) for a `most` of 0 or infinity.
+
+    autograd's own clamp keeps the input beside the output and reads both, with their limits, several times.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, most: Tensor) -> Tensor:
+        torch.clamp(x, torch.zeros_like(most), most, out=x)
+        return InPlaceReLU.keep(ctx, x)
