@@ -5,17 +5,16 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, overload
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nest_ssl.data.kept_open import KeptOpen
 from nest_ssl.data.manifest_index import ManifestIndex, open_index
 from nest_ssl.data.manifest_parse import ManifestError, parse_line
 from nest_ssl.data.manifest_paths import Paths, resolve_audio_path, split_paths
@@ -24,7 +23,6 @@ logger = logging.getLogger(__name__)
 
 BLOCK = 4096
 """Utterances per entry of the table that finds the n-th kept one."""
-MAX_OPEN_FILES = 64
 
 
 @dataclass(frozen=True)
@@ -228,29 +226,17 @@ def _total(durations_s: NDArray[np.float32]) -> str:
 
 
 class _LineReader:
-    """Reads lines by position, in any thread, through file handles of this process alone.
+    """Reads lines by position, in any thread.
 
     Not memory-mapped: in an epoch every page would be touched, and count as memory of every worker.
     """
 
     def __init__(self) -> None:
-        self._files: OrderedDict[str, BinaryIO] = OrderedDict()
-        self._pid, self._lock = os.getpid(), threading.Lock()
+        self._files = KeptOpen(lambda path: open(path, "rb", buffering=0))  # noqa: SIM115
 
     def read(self, path: str, index: ManifestIndex, number: int) -> bytes:
         start = int(index.starts[number])
         stop = int(index.starts[number + 1]) if number + 1 < len(index.starts) else index.size_bytes
-        if self._pid != os.getpid():  # after a fork: the parent's handles share their position with it
-            self._files, self._pid, self._lock = OrderedDict(), os.getpid(), threading.Lock()
-        with self._lock:
-            file = self._open(path)
+        with self._files.file(path) as file:
             file.seek(start)
             return file.read(stop - start)
-
-    def _open(self, path: str) -> BinaryIO:
-        if path not in self._files:
-            if len(self._files) >= MAX_OPEN_FILES:
-                self._files.popitem(last=False)[1].close()
-            self._files[path] = open(path, "rb", buffering=0)  # noqa: SIM115
-        self._files.move_to_end(path)
-        return self._files[path]

@@ -11,8 +11,6 @@ import logging
 import os
 import re
 import tarfile
-import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeVar
 
@@ -25,6 +23,7 @@ from nest_ssl.audio.signal import ChannelSelector
 from nest_ssl.data.augmentation import SpeakerNoiseAugmentation
 from nest_ssl.data.batch import AudioNoiseItem
 from nest_ssl.data.dataset import ManifestDataset
+from nest_ssl.data.kept_open import KeptOpen
 from nest_ssl.data.manifest import Manifest, Utterance, open_manifests
 from nest_ssl.data.manifest_paths import Paths, split_paths
 from nest_ssl.data.order import Indices, ShardOrder
@@ -32,7 +31,6 @@ from nest_ssl.data.plan import FixedSizePlan
 
 log = logging.getLogger(__name__)
 
-MAX_OPEN_SHARDS = 64
 LAYOUTS = {"scatter": "contiguous", "replicate": "replicated"}
 SUB_SEGMENT = re.compile(r"-sub\d+$")
 """NeMo's mark on further utterances cut from the same member."""
@@ -76,32 +74,6 @@ class TarShard:
 
     def close(self) -> None:
         self._file.close()
-
-
-class TarShards:
-    """The shards used last, kept open. `read` may be called from several threads."""
-
-    def __init__(self) -> None:
-        self._open: OrderedDict[str, TarShard] = OrderedDict()
-        self._pid, self._lock = os.getpid(), threading.Lock()
-
-    def read(self, path: str, name: str) -> bytes:
-        """Member `name` of the shard at `path`."""
-        if self._pid != os.getpid():  # file handles of the parent share their position with it
-            self._open, self._pid, self._lock = OrderedDict(), os.getpid(), threading.Lock()
-        with self._lock:
-            return self[path].read(name)
-
-    def __getitem__(self, path: str) -> TarShard:
-        if path not in self._open:
-            if len(self._open) >= MAX_OPEN_SHARDS:
-                self._open.popitem(last=False)[1].close()
-            self._open[path] = TarShard(path)
-        self._open.move_to_end(path)
-        return self._open[path]
-
-    def __reduce__(self) -> tuple[type[TarShards], tuple[()]]:
-        return TarShards, ()
 
 
 class TarredAudioNoiseDataset(ManifestDataset, IterableDataset[AudioNoiseItem]):
@@ -151,7 +123,7 @@ class TarredAudioNoiseDataset(ManifestDataset, IterableDataset[AudioNoiseItem]):
             raise ValueError(f"tarred_shard_strategy: {shard_strategy!r} is not one of 'scatter', 'replicate'.")
         self.shard_strategy, self.shuffle_n = shard_strategy, shuffle_n
         self.global_rank, self.world_size = global_rank, world_size
-        self._tars = TarShards()
+        self._tars = KeptOpen(TarShard)
         self._paths = _existing(split_paths(audio_tar_filepaths))
         self._numbers: Indices | None = None
         """Number in the manifest of each utterance; None: manifests are per shard, so both numberings agree."""
@@ -193,7 +165,8 @@ class TarredAudioNoiseDataset(ManifestDataset, IterableDataset[AudioNoiseItem]):
     def source(self, index: int, utterance: Utterance) -> tuple[str | bytes, str]:
         shard = self._paths[int(np.searchsorted(self._ends, index, side="right"))]
         name = utterance.audio_filepath
-        return self._tars.read(shard, name), f"{shard}/{name}"
+        with self._tars.file(shard) as tar:
+            return tar.read(name), f"{shard}/{name}"
 
     def _sizes_of_shard_manifests(self) -> tuple[int, ...]:
         sizes = self.manifest.num_per_file
@@ -214,12 +187,13 @@ def _existing(paths: list[str]) -> list[str]:
     return paths
 
 
-def _sorted_by_shard(manifest: Manifest, paths: list[str], tars: TarShards) -> tuple[Indices, tuple[int, ...]]:
+def _sorted_by_shard(manifest: Manifest, paths: list[str], tars: KeptOpen[TarShard]) -> tuple[Indices, tuple[int, ...]]:
     """Manifest numbers shard by shard, and how many each shard has. Reads the headers of all shards."""
     shard_of_name: dict[str, int] = {}
     for number, path in enumerate(paths):
-        for name in tars[path].names():
-            shard_of_name.setdefault(name, number)
+        with tars.file(path) as tar:
+            for name in tar.names():
+                shard_of_name.setdefault(name, number)
     found = (_find(shard_of_name, utterance.audio_filepath) for utterance in manifest)
     shard_of = np.fromiter((-1 if number is None else number for number in found), np.int64, len(manifest))
     num_missing = int(np.count_nonzero(shard_of < 0))
