@@ -1,11 +1,12 @@
 """Waveform to log-mel features, as NeMo computes them.
 
-B batch, N samples, T frames, F Fourier bins, M mel bands.
+B batch, N samples, T frames, F Fourier bins, M mel bands; P samples or frames of all utterances in a row.
 """
 
 from __future__ import annotations
 
 import math
+from itertools import accumulate, chain
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from nest_ssl.config import PreprocessorConfig
 from nest_ssl.modules.checks import check_audio, checked_lengths
-from nest_ssl.modules.lengths import valid_frames
+from nest_ssl.modules.lengths import may_be_read, valid_frames
 from nest_ssl.modules.precision import KeepsPrecision, full_precision
 
 _STD_FLOOR = 1e-5  # added to every standard deviation, so that a silent band stays finite
@@ -66,22 +67,51 @@ class MelFeaturizer(KeepsPrecision):
     def forward(self, signal_BN: Tensor, length: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         cfg = self.cfg
         num_frames = self.num_frames(length)
-        if self.training and cfg.dither > 0:
-            signal_BN = signal_BN.add(torch.empty_like(signal_BN).normal_(generator=generator), alpha=cfg.dither)
-        if cfg.preemph is not None:
-            # The sample just past the end would hold an echo of the last one: pre-emphasis first, then the cut.
-            emphasised_BN = signal_BN.clone()
-            emphasised_BN[:, 1:].sub_(signal_BN[:, :-1], alpha=cfg.preemph)
-            signal_BN = torch.where(valid_frames(length, signal_BN.shape[1]), emphasised_BN, 0.0)
-        x_BMT = self.fb.float() @ self._spectrum(signal_BN)
-        if cfg.log:
-            x_BMT = self._log(x_BMT)
+        compute = self.packed_mels if may_be_read(length) else self.padded_mels
+        x_BMT = compute(signal_BN, length, generator)
         valid_B1T = valid_frames(num_frames, x_BMT.shape[2])[:, None]
         x_BMT = normalize(x_BMT, valid_B1T, cfg.normalize)
         x_BMT = torch.where(valid_B1T, x_BMT, cfg.pad_value)
         if cfg.pad_to > 0:
             x_BMT = F.pad(x_BMT, (0, -x_BMT.shape[2] % cfg.pad_to), value=cfg.pad_value)
         return x_BMT, num_frames
+
+    def padded_mels(self, signal_BN: Tensor, length: Tensor, generator: torch.Generator | None) -> Tensor:
+        """(B, M, T); what it holds past the ends means nothing."""
+        signal_BN = self._dithered(signal_BN, generator)
+        if self.cfg.preemph is not None:
+            # The sample just past the end would hold an echo of the last one: pre-emphasis first, then the cut.
+            emphasised_BN = signal_BN.clone()
+            emphasised_BN[:, 1:].sub_(signal_BN[:, :-1], alpha=self.cfg.preemph)
+            signal_BN = torch.where(valid_frames(length, signal_BN.shape[1]), emphasised_BN, 0.0)
+        return self._mels(signal_BN)
+
+    def packed_mels(self, signal_BN: Tensor, length: Tensor, generator: torch.Generator | None) -> Tensor:
+        """(B, M, T), 0 past the ends: of one signal of all utterances, so that nothing is computed for the padding.
+
+        8 utterances of 8 to 16 s on two cores: 20 ms in place of 25.
+        """
+        hop, reach = self.cfg.num_stride_samples, self.cfg.num_fft // 2
+        past_end = reach if self.cfg.preemph is None else 0  # without pre-emphasis, what follows the end is heard
+        rows = [row_N[: end + past_end] for row_N, end in zip(signal_BN, length.tolist(), strict=True)]
+        sizes = [len(row) for row in rows]
+        signal_P = self._dithered(torch.cat(rows), generator)
+        if self.cfg.preemph is not None:
+            before_P = F.pad(signal_P[:-1], (1, 0))
+            for begin, size in zip(_begins(sizes), sizes, strict=True):
+                before_P[begin : begin + min(size, 1)] = 0.0
+            signal_P = signal_P.sub(before_P, alpha=self.cfg.preemph)
+        # Silence keeps utterances apart: as far as a frame reaches, and on to where the next frame may begin.
+        num_frames = [(size + reach) // hop + 1 for size in sizes]
+        silence = signal_P.new_zeros(reach + hop)
+        gaps = [silence[: frames * hop - size] for frames, size in zip(num_frames, sizes, strict=True)]
+        apart = chain.from_iterable(zip(signal_P.split(sizes), gaps, strict=True))
+        mels_MP = self._mels(torch.cat(list(apart))[None])[0]
+        longest = (signal_BN.shape[1] + 2 * reach - self.cfg.num_fft) // hop + 1
+        x_BMT = signal_P.new_zeros(len(rows), self.cfg.features, longest)
+        for row, (begin, valid) in enumerate(zip(_begins(num_frames), self.num_frames(length).tolist(), strict=True)):
+            x_BMT[row, :, :valid] = mels_MP[:, begin : begin + valid]
+        return x_BMT
 
     def num_frames(self, num_samples: Tensor) -> Tensor:
         """Frames of an utterance: one per stride, the centred first one not counted at the end; none for no samples."""
@@ -93,6 +123,15 @@ class MelFeaturizer(KeepsPrecision):
         """Frames of a batch whose rows have this many samples, with those added by `pad_to`."""
         frames, multiple = self.num_frames(num_samples) + 1, max(1, self.cfg.pad_to)
         return (frames + multiple - 1) // multiple * multiple
+
+    def _dithered(self, signal: Tensor, generator: torch.Generator | None) -> Tensor:
+        if not self.training or self.cfg.dither <= 0:
+            return signal
+        return signal.add(torch.empty_like(signal).normal_(generator=generator), alpha=self.cfg.dither)
+
+    def _mels(self, signal_BN: Tensor) -> Tensor:
+        x_BMT = self.fb.float() @ self._spectrum(signal_BN)
+        return self._log(x_BMT) if self.cfg.log else x_BMT
 
     def _spectrum(self, signal_BN: Tensor) -> Tensor:
         cfg = self.cfg
@@ -118,6 +157,11 @@ class MelFeaturizer(KeepsPrecision):
         if isinstance(guard, str):
             guard = getattr(torch.finfo(x_BMT.dtype), guard)
         return torch.log(x_BMT + guard if self.cfg.log_zero_guard_type == "add" else x_BMT.clamp(min=guard))
+
+
+def _begins(sizes: list[int]) -> list[int]:
+    """Where parts of these sizes begin, one after the other."""
+    return [0, *accumulate(sizes[:-1])]
 
 
 def normalize(x_BMT: Tensor, valid_B1T: Tensor, kind: str | dict[str, Any] | None) -> Tensor:

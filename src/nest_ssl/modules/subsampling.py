@@ -10,7 +10,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from nest_ssl.config import EncoderConfig
 from nest_ssl.modules.as_built import is_as_built
-from nest_ssl.modules.lengths import valid_frames
+from nest_ssl.modules.lengths import may_be_read, valid_frames
 
 _KERNEL, _STRIDE = 3, 2
 
@@ -71,7 +71,7 @@ class ConvSubsampling(nn.Module):
         self.out = nn.Linear(channels * num_bands, cfg.d_model)
 
     def forward(self, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        if x.device.type == "cpu" and is_as_built(self) and not _is_traced():
+        if may_be_read(lengths) and is_as_built(self):
             from nest_ssl.modules.packed_subsampling import packed_subsampling  # it builds on this file
 
             return packed_subsampling(self, x, lengths)
@@ -96,11 +96,6 @@ class ConvSubsampling(nn.Module):
             else:
                 x = layer(x)  # one frame at a time: what is past the end stays there
         return self.out(x.transpose(1, 2).flatten(2)), lengths
-
-
-def _is_traced() -> bool:
-    """Whether what runs now is recorded, to run later on other values."""
-    return torch.compiler.is_compiling() or bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
 
 
 def relu_and_zero_past_end(x_BCTF: Tensor, lengths: Tensor) -> Tensor:

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 
 from nest_ssl.checkpoint import read_nemo
 from nest_ssl.modules import AudioToMelSpectrogramPreprocessor
 from nest_ssl.modules.features import mel_filters
+from nest_ssl.modules.lengths import valid_frames
 
 GOLDEN = Path(__file__).parents[2] / "parity" / "golden"
 OPTIONS = {"window_size": 0.025, "features": 80, "n_fft": 512}
@@ -31,6 +34,49 @@ def test_dither_is_added_in_training_only_and_follows_the_generator() -> None:
     preprocessor.train()
     assert torch.equal(mels(0), mels(0))
     assert not torch.equal(mels(0), mels(1))
+
+
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"preemph": None},
+    {"n_fft": 511},
+    {"log": False, "mag_power": 1.0, "window": "none"},
+    {"window_stride": 0.02, "pad_to": 0},  # more than half a frame
+    {"window_stride": 0.5, "n_fft": 400},  # gaps between frames; longer than most utterances here
+]
+
+
+@pytest.mark.parametrize("options", VARIANTS)
+def test_mels_of_one_packed_signal_equal_those_of_a_padded_batch(options: dict[str, Any]) -> None:
+    featurizer = AudioToMelSpectrogramPreprocessor(**{**OPTIONS, **options}).eval().featurizer
+    length = torch.tensor([16_000, 0, 9_000, 1, 159, 160, 15_999, 0, 400, 15_900])
+    audio = torch.randn(len(length), 16_000)  # not silent past the ends
+    packed, padded = featurizer.packed_mels(audio, length, None), featurizer.padded_mels(audio, length, None)
+    valid = valid_frames(featurizer.num_frames(length), padded.shape[2])[:, None]
+    assert packed.shape == padded.shape
+    assert not featurizer.packed_mels(audio, torch.zeros_like(length), None).any()
+    torch.testing.assert_close(packed, torch.where(valid, padded, 0.0), atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("preemph", [None, 0.97])
+def test_packed_and_padded_mels_are_dithered_alike(preemph: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    featurizer = AudioToMelSpectrogramPreprocessor(**OPTIONS, preemph=preemph, dither=0.1).train().featurizer
+    monkeypatch.setattr(torch.Tensor, "normal_", lambda x, generator: x.fill_(1.0))
+    length = torch.tensor([8_000, 6_000, 0, 400])
+    audio = torch.randn(len(length), 8_000)
+    packed, padded = featurizer.packed_mels(audio, length, None), featurizer.padded_mels(audio, length, None)
+    valid = valid_frames(featurizer.num_frames(length), padded.shape[2])[:, None]
+    torch.testing.assert_close(packed, torch.where(valid, padded, 0.0), atol=1e-6, rtol=1e-5)
+    assert not torch.allclose(packed, featurizer.eval().packed_mels(audio, length, None))
+
+
+def test_an_utterance_does_not_hear_its_neighbours_of_a_batch() -> None:
+    audio, length = torch.randn(3, 16_000), torch.tensor([9_000, 8_000, 16_000])
+    preprocessor = AudioToMelSpectrogramPreprocessor(**OPTIONS).eval()
+    mels, frames = preprocessor(audio, length)
+    for row, (samples, valid) in enumerate(zip(length.tolist(), frames.tolist(), strict=True)):
+        alone, _ = preprocessor(audio[row : row + 1, :samples], length[row : row + 1])
+        torch.testing.assert_close(mels[row, :, :valid], alone[0, :, :valid], atol=1e-5, rtol=1e-5)
 
 
 def test_frames_are_padded_to_a_multiple() -> None:
