@@ -30,3 +30,17 @@ def replacing(path: str | Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def give_second_name(path: Path, second: Path) -> bool:
+    """Make `second` another name of the file `path`, in one moment; false, and nothing done, where that cannot be."""
+    temporary = second.with_name(f".{second.name}.{os.getpid()}.tmp")
+    try:
+        temporary.unlink(missing_ok=True)
+        os.link(path, temporary)
+        os.replace(temporary, second)
+    except OSError:
+        return False
+    finally:
+        temporary.unlink(missing_ok=True)  # still there, too, if `second` was that file already
+    return True

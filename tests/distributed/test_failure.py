@@ -58,3 +58,12 @@ def test_a_checkpoint_that_leads_nowhere_is_none(tmp_path: Path) -> None:
     assert newest_checkpoint(tmp_path) is None
     (tmp_path / "checkpoints" / "last.ckpt").write_bytes(b"")
     assert newest_checkpoint(tmp_path) == tmp_path / "checkpoints" / "last.ckpt"
+
+
+def test_of_two_names_of_one_checkpoint_the_last_is_given(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    (folder / "m--val_loss=1.ckpt").write_bytes(b"")
+    for name in ("last.ckpt", "a.ckpt"):
+        (folder / name).hardlink_to(folder / "m--val_loss=1.ckpt")
+    assert newest_checkpoint(tmp_path) == folder / "last.ckpt"

@@ -55,10 +55,11 @@ def test_checkpoints_in_another_folder_are_found_again(corpus: Path, tmp_path: P
     assert {path.suffix for path in (tmp_path / "elsewhere").iterdir()} == {".ckpt", ".nemo"}
 
 
-def test_nothing_is_saved_in_the_middle_of_a_step(corpus: Path, tmp_path: Path) -> None:
-    """Validation after 3 batches of 4 to a step: its checkpoint waits for the step."""
+@pytest.mark.parametrize("save_top_k", [0, 2])
+def test_nothing_to_go_on_from_is_saved_in_the_middle_of_a_step(corpus: Path, tmp_path: Path, save_top_k: int) -> None:
+    """Validation after 3 batches of 4 to a step: the last checkpoint waits for the step, one of the best does not."""
     sums = ("trainer.accumulate_grad_batches=4", "trainer.val_check_interval=3", EACH_EPOCH)
-    best = "exp_manager.checkpoint_callback_params.save_top_k=0"
+    best = f"exp_manager.checkpoint_callback_params.save_top_k={save_top_k}"
     whole = run_here(arguments(corpus, tmp_path, "whole", QUIET, *sums, best, "trainer.max_steps=6"))
     for steps in (3, 6):
         parts = run_here(arguments(corpus, tmp_path, "parts", QUIET, *sums, best, f"trainer.max_steps={steps}"))

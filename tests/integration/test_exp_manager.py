@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import csv
+import errno
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -137,6 +140,27 @@ def test_the_last_checkpoint_follows_a_run_that_gets_worse(corpus: Path, tmp_pat
     best = next((run / "checkpoints").glob("*val_loss=*.ckpt"))
     assert torch.load(best, weights_only=True)["global_step"] == 6
     assert torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 12
+
+
+@pytest.mark.parametrize("disk_has_links", [True, False])
+def test_the_last_checkpoint_is_the_best_ones_file_where_they_are_the_same(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk_has_links: bool
+) -> None:
+    def no_links(*_: Any) -> None:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    if not disk_has_links:
+        monkeypatch.setattr(os, "link", no_links)
+    folder = train(corpus, tmp_path, "run", 12) / "checkpoints"
+    best, last = next(folder.glob("*step=12.ckpt")), folder / "last.ckpt"
+    assert best.samefile(last) is disk_has_links
+    assert "optimizer_states" in torch.load(last, weights_only=True)
+    assert torch.load(last, weights_only=True)["global_step"] == 12
+    assert not list(folder.glob(".*"))
+    monkeypatch.undo()
+    resumed = train(corpus, tmp_path, "run", 13) / "checkpoints"
+    assert torch.load(resumed / "last.ckpt", weights_only=True)["global_step"] == 13
+    assert torch.load(best, weights_only=True)["global_step"] == 12  # untouched by what follows
 
 
 def test_checkpoints_by_the_clock(corpus: Path, tmp_path: Path) -> None:

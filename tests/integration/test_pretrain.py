@@ -130,11 +130,13 @@ def test_two_ranks_resume_to_the_same_losses_and_one_rank_can_take_over(corpus: 
     assert done.returncode == 0, done.stderr[-3000:]
     args = arguments(corpus, tmp_path, "cut", *TWO_RANKS)
     run_and_kill(args, tmp_path / "cut" / "metrics.csv", at_step=4)
-    done = run([*args, "trainer.max_steps=8"])
+    done = run([*args, "trainer.max_steps=9"])  # to the end of an epoch, and a validation
     assert done.returncode == 0, done.stderr[-3000:]
+    checkpoints = tmp_path / "cut" / "checkpoints"
+    assert next(checkpoints.glob("*step=9.ckpt")).samefile(checkpoints / "last.ckpt")
     expected = losses(tmp_path / "whole" / "metrics.csv")
     resumed = losses(tmp_path / "cut" / "metrics.csv")
-    assert resumed == {step: loss for step, loss in expected.items() if step < 8}
+    assert resumed == {step: loss for step, loss in expected.items() if step < 9}
     done = run(arguments(corpus, tmp_path, "cut"))
     assert done.returncode == 0, done.stderr[-3000:]
     assert "resumed on 1 ranks, was 2" in done.stderr

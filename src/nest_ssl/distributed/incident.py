@@ -18,6 +18,8 @@ from nest_ssl.distributed.stages import part_label
 from nest_ssl.distributed.system import DISK_ANSWERS_S, within
 
 FOLDER = "incidents"
+LAST = "last.ckpt"
+"""Of all checkpoints the one that a run goes on from."""
 
 
 @dataclass(frozen=True)
@@ -149,8 +151,9 @@ def newest_checkpoint(run_dir: Path) -> Path | None:
 
 
 def newest_of(checkpoints: Path) -> Path | None:
+    """The checkpoint written last; of two names of one file that of the last, which stays."""
     files = [path for path in checkpoints.glob("*.ckpt") if path.is_file()]
-    return max(files, key=lambda path: path.stat().st_mtime_ns, default=None)
+    return max(files, key=lambda path: (path.stat().st_mtime_ns, path.name == LAST, path.name), default=None)
 
 
 def _checkpoints(run_dir: Path) -> Path:

@@ -17,9 +17,10 @@ from lightning.pytorch.callbacks import Callback, Checkpoint, ModelCheckpoint
 from torch import Tensor
 
 from nest_ssl.config import CheckpointConfig, ExperimentConfig
-from nest_ssl.files import replacing
+from nest_ssl.distributed.incident import LAST
+from nest_ssl.files import give_second_name, replacing
 from nest_ssl.nemo_file import nemo_config, write_nemo
-from nest_ssl.training.experiment import LAST, RunFolder
+from nest_ssl.training.experiment import RunFolder
 from nest_ssl.training.module import PretrainingModule, model_weights
 from nest_ssl.training.moments import asks_rank_0, is_within_step, validation_is_next
 from nest_ssl.training.nonfinite import check_finite_weights
@@ -72,18 +73,19 @@ def checkpoint_callbacks(exp: ExperimentConfig, folder: RunFolder, name: str) ->
     )
     callbacks: list[Callback] = [best]
     if params.save_last or params.every_n_train_steps or params.train_time_interval:
-        callbacks.append(LatestCheckpoint(folder.checkpoints, params))
+        callbacks.append(LatestCheckpoint(folder.checkpoints, params, best))
     return [*callbacks, NemoFiles(folder, params, best)]
 
 
 class LatestCheckpoint(Checkpoint):
     """`last.ckpt`: after every validation (without one, every epoch), every n steps or so often, and at the end.
 
-    When a validation is due at the same step, it comes first: a run that is killed in it goes on from before it.
+    When a validation is due at the same step, it comes first: a run that is killed in it goes on from before it. Where
+    the validation gave one of the best, `last.ckpt` is another name of that file: large ones are written once.
     """
 
-    def __init__(self, folder: Path, params: CheckpointConfig) -> None:
-        self.path = folder / LAST
+    def __init__(self, folder: Path, params: CheckpointConfig, best: ModelCheckpoint) -> None:
+        self.path, self.best = folder / LAST, best
         self.every_n_steps = params.every_n_train_steps
         self.every_s = _seconds(params.train_time_interval)
         self._saved_at_s = time.monotonic()
@@ -123,7 +125,17 @@ class LatestCheckpoint(Checkpoint):
         self._is_owed = False
         if trainer.global_step > self._saved_step:
             self._saved_at_s, self._saved_step = time.monotonic(), trainer.global_step
-            trainer.save_checkpoint(self.path)  # whole, whatever `save_weights_only` says: a run goes on from it
+            if not self._names_the_best(trainer):
+                trainer.save_checkpoint(self.path)  # whole, whatever `save_weights_only` says: a run goes on from it
+
+    def _names_the_best(self, trainer: pl.Trainer) -> bool:
+        """Whether one of the best, written at this step, now has this name too: rank 0 says so for all."""
+        is_named = False
+        if trainer.is_global_zero and self.best._last_global_step_saved == trainer.global_step:
+            is_named = not self.best.save_weights_only and give_second_name(
+                Path(self.best._last_checkpoint_saved), self.path
+            )
+        return trainer.strategy.broadcast(is_named)
 
 
 def _seconds(interval: str | None) -> float | None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import yaml
 
 from nest_ssl.config import CheckpointConfig, ExperimentConfig, NestConfig
-from nest_ssl.distributed.incident import newest_of
+from nest_ssl.distributed.incident import LAST, newest_of
 
 try:
     import fcntl
@@ -29,7 +29,6 @@ log = logging.getLogger(__name__)
 
 DEFAULT_ROOT = "nest_experiments"
 LOCK = ".lock"
-LAST = "last.ckpt"
 VERSION_VARIABLE = "NEST_SSL_RUN_VERSION"
 """Set by the launcher for its ranks, so that all have one folder."""
 
