@@ -29,7 +29,7 @@ lint: setup-all
 test: lint
 	$(BIN)/python -m pytest
 
-# The whole fault matrix on real processes, about 15 minutes on 2 cores; then the table in docs/ from its output.
+# The whole fault matrix on real processes, about 12 to 16 minutes on two cores; then the table in docs/ from its output.
 faults: setup
 	$(INSTALL) pytest
 	rm -rf build/faults && mkdir -p build/faults

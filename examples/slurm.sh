@@ -3,6 +3,9 @@
 #
 #   sbatch --nodes=2 --gpus-per-node=8 --cpus-per-task=64 examples/slurm.sh model.train_ds.manifest_filepath=train.jsonl …
 #
+# 'nest-ssl' must be on the PATH: activate its environment first (source .venv/bin/activate). sbatch hands it on to all
+# nodes, which must see the same folder.
+#
 # srun starts one task per node, and that one a rank for each of its GPUs: so exit codes are nest-ssl's.
 # RANKS_PER_NODE: ranks per node; default: its number of GPUs.
 # MAX_REQUEUES:   how often the job may go back into the queue; default: 100.

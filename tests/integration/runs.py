@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import json
 import os
@@ -16,7 +15,6 @@ import numpy as np
 import soundfile
 
 from nest_ssl.config import compose
-from nest_ssl.training.experiment import VERSION_VARIABLE
 from nest_ssl.training.pretrain import pretrain
 
 PROGRAM = [sys.executable, "-m", "nest_ssl", "pretrain"]
@@ -96,6 +94,4 @@ def losses(metrics_csv: Path, column: str = "train_loss") -> dict[int, str]:
 
 def run_here(args: list[str]) -> Path:
     """The same run within this process, which has imported everything already; the folder of the run."""
-    with contextlib.ExitStack() as stack:
-        stack.callback(os.environ.pop, VERSION_VARIABLE, None)
-        return pretrain(compose("nest_fast-conformer", args)).path
+    return pretrain(compose("nest_fast-conformer", args)).path

@@ -39,6 +39,12 @@ def test_without_validation_every_epoch_is_saved(
     assert [str(warning.message) for warning in recwarn if "monitor" in str(warning.message)] == []
 
 
+def test_epochs_after_the_last_validation_are_saved_too(corpus: Path, tmp_path: Path) -> None:
+    epochs = ("trainer.max_steps=-1", "trainer.max_epochs=3", "trainer.check_val_every_n_epoch=2")
+    ended = run_here(arguments(corpus, tmp_path, "run", QUIET, EACH_EPOCH, *epochs))
+    assert saved_step(ended / "checkpoints" / "last.ckpt") == 3 * STEPS_PER_EPOCH
+
+
 def test_a_time_limit_without_validation_leaves_a_checkpoint(corpus: Path, tmp_path: Path) -> None:
     limit = ("exp_manager.max_time_per_run=00:00:00:01", "trainer.max_steps=10000")
     stopped = run_here(arguments(corpus, tmp_path, "run", "~model.validation_ds", QUIET, EACH_EPOCH, *limit))
@@ -121,6 +127,7 @@ def test_an_average_of_weights_can_be_had_from_the_command_line(corpus: Path, tm
             ),
             "give one of them",
         ),
+        (("exp_manager.create_early_stopping_callback=true", "~model.validation_ds"), "nothing to validate on"),
     ],
 )
 def test_options_that_would_do_nothing_are_refused(
@@ -142,6 +149,33 @@ def test_a_run_by_epochs_goes_on_from_an_epochs_end_and_then_from_its_middle(cor
     parts = run_here(arguments(corpus, tmp_path, "parts", *epochs, "trainer.max_epochs=3", f"{every}=null"))
     assert losses(parts / "metrics.csv") == losses(whole / "metrics.csv")
     assert len(losses(whole / "metrics.csv")) == 3 * STEPS_PER_EPOCH
+
+
+@pytest.mark.parametrize("validation", [(), ("~model.validation_ds",)])
+def test_epochs_of_unknown_length_are_resumed_at_their_end_and_in_their_middle(
+    corpus: Path, tmp_path: Path, validation: tuple[str, ...]
+) -> None:
+    """lhotse does not say how many batches an epoch has, and Lightning would skip the one that follows."""
+    data = ("model.train_ds.use_lhotse=true", "model.train_ds.use_bucketing=false", *validation)
+    epochs = (QUIET, EACH_EPOCH, "trainer.max_steps=-1", *data)
+    whole = run_here(arguments(corpus, tmp_path, "whole", *epochs, "trainer.max_epochs=4"))
+    for ends in ("max_epochs=1", "max_epochs=2", f"max_steps={2 * STEPS_PER_EPOCH + 3}", "max_epochs=4"):
+        parts = run_here(arguments(corpus, tmp_path, "parts", *epochs, f"trainer.{ends}"))
+    assert losses(parts / "metrics.csv") == losses(whole / "metrics.csv")
+    of_epochs = losses(whole / "metrics.csv", "train_loss_epoch")
+    assert of_epochs.items() <= losses(parts / "metrics.csv", "train_loss_epoch").items()
+    assert len(losses(whole / "metrics.csv")) == 4 * STEPS_PER_EPOCH
+
+
+def test_the_loss_of_an_epoch_can_be_watched(corpus: Path, tmp_path: Path) -> None:
+    """It is known after the validation at the epoch's end: what watches it has to wait for it."""
+    params = "exp_manager.early_stopping_callback_params"
+    stop = ("exp_manager.create_early_stopping_callback=true", f"{params}.patience=1", f"{params}.min_delta=100.0")
+    best = "exp_manager.checkpoint_callback_params.monitor=train_loss_epoch"
+    epochs = (QUIET, EACH_EPOCH, "trainer.max_steps=-1", "trainer.max_epochs=9")
+    ended = run_here(arguments(corpus, tmp_path, "run", *epochs, *stop, best, f"{params}.monitor=train_loss_epoch"))
+    assert len(losses(ended / "metrics.csv")) == 2 * STEPS_PER_EPOCH
+    assert list((ended / "checkpoints").glob("*train_loss_epoch=*.ckpt"))
 
 
 def test_early_stopping_goes_on_where_it_was(corpus: Path, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -14,16 +14,20 @@ from rich.progress import Progress
 from nest_ssl.data.demo import DemoConfig, DemoFolder, make_demo
 
 _DEFAULT = DemoConfig()
+_FOLDER = Path("demo_data")
+"""The folder that nest_demo.yaml trains on."""
+_BATCH_SIZE = 8
+"""That of nest_demo.yaml, which leaves out an incomplete batch."""
 
 
-class SynthesizerName(str, Enum):
+class SynthesizerName(StrEnum):
     auto = "auto"
     nanotts = "nanotts"
     formants = "formants"
 
 
 def demo(
-    data_dir: Annotated[Path, typer.Option(help="The folder to make.")] = Path("demo_data"),
+    data_dir: Annotated[Path, typer.Option(help="The folder to make.")] = _FOLDER,
     num_train: Annotated[int, typer.Option(help="Utterances to train on.")] = _DEFAULT.num_train,
     num_val: Annotated[int, typer.Option(help="Utterances of other voices to validate on.")] = _DEFAULT.num_val,
     num_noise: Annotated[int, typer.Option(help="Noises.")] = _DEFAULT.num_noise,
@@ -60,13 +64,22 @@ def _print_summary(made: DemoFolder) -> None:
         minutes = made.duration_s[part] / 60
         print(f"{made.manifest(part)}: {count} utterances of {made.num_voices[part]} voices, {minutes:.1f} min")
     print(f"{made.manifest('noise')}: {config.num_noise} noises, {made.duration_s['noise'] / 60:.1f} min")
-    overrides = {
+    print("Next:", _next_command(made), sep="\n")
+
+
+def _next_command(made: DemoFolder) -> str:
+    """A run of some minutes: that of `make pretrain` where its configuration fits the data."""
+    config = made.config
+    at_16_khz = config.sample_rate == 16_000
+    if made.folder == _FOLDER and at_16_khz and config.num_train >= _BATCH_SIZE:
+        return "nest-ssl pretrain --config-name nest_demo"
+    overrides: dict[str, Path | int] = {
         "model.train_ds.manifest_filepath": made.manifest("train"),
         "model.train_ds.noise_manifest": made.manifest("noise"),
         "model.validation_ds.manifest_filepath": made.manifest("valid"),
         "model.validation_ds.noise_manifest": made.manifest("noise"),
     }
-    lines = [f"    {key}={value}" for key, value in overrides.items()]
-    if config.sample_rate != 16_000:
-        lines.append(f"    model.sample_rate={config.sample_rate}")
-    print("Next:", "nest-ssl pretrain size=small \\", " \\\n".join(lines), sep="\n")
+    if not at_16_khz:
+        overrides["model.sample_rate"] = config.sample_rate
+    first = "nest-ssl pretrain size=small trainer.max_steps=800"  # without it 1,000 epochs, as in NeMo's file
+    return " \\\n".join([first, *(f"    {key}={value}" for key, value in overrides.items())])

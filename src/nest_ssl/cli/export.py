@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 
-class ExportFormat(str, Enum):
+class ExportFormat(StrEnum):
     huggingface = "huggingface"
     nemo = "nemo"
     safetensors = "safetensors"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 MAX_NAMED = 10
 
 
-class Aggregation(str, Enum):
+class Aggregation(StrEnum):
     none = "none"
     cat = "cat"
     sum = "sum"
@@ -28,19 +28,19 @@ class Aggregation(str, Enum):
     weighted = "weighted"
 
 
-class FeatureFormat(str, Enum):
+class FeatureFormat(StrEnum):
     npy = "npy"
     safetensors = "safetensors"
     shards = "shards"
 
 
-class Precision(str, Enum):
+class Precision(StrEnum):
     auto = "auto"
     fp32 = "fp32"
     bf16 = "bf16"
 
 
-class Dtype(str, Enum):
+class Dtype(StrEnum):
     float32 = "float32"
     float16 = "float16"
 

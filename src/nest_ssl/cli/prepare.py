@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -24,12 +24,12 @@ from nest_ssl.data.shards import join_shard_manifests, write_shards
 PLAIN_LINE_EVERY_S = 10.0
 
 
-class Check(str, Enum):
+class Check(StrEnum):
     decode = "decode"
     header = "header"
 
 
-class SplitBy(str, Enum):
+class SplitBy(StrEnum):
     hash = "hash"
     folder = "folder"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from nest_ssl.evaluation.probe import ProbeResult
 
 
-class Head(str, Enum):
+class Head(StrEnum):
     linear = "linear"
     attentive = "attentive"
 

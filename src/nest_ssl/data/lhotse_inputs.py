@@ -147,6 +147,15 @@ def _lasts_between(least_s: float, most_s: float, cut: Any) -> bool:
     return least_s <= float(cut.duration) <= most_s
 
 
+def is_endless(config: DatasetConfig) -> bool:
+    """Whether an epoch never ends: several inputs are mixed without end, unless `force_finite`."""
+
+    def num_inputs(entries: list[dict[str, Any]]) -> int:
+        return sum(num_inputs(_listed(e["input_cfg"])) if _checked(e) == "group" else 1 for e in entries)
+
+    return not config.force_finite and num_inputs(_entries(config)) > 1
+
+
 def _entries(config: DatasetConfig) -> list[dict[str, Any]]:
     """The inputs that a configuration names, in the form of `input_cfg`."""
     if config.input_cfg is not None:

@@ -160,4 +160,4 @@ def duration(seconds: float) -> str:
 
 
 def utc(time_s: float) -> str:
-    return datetime.datetime.fromtimestamp(time_s, datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+    return datetime.datetime.fromtimestamp(time_s, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")

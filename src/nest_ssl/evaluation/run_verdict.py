@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 from nest_ssl.evaluation.run_examples import TOP, Predictions
 from nest_ssl.evaluation.run_metrics import RunMetrics
@@ -18,7 +18,7 @@ SETBACK = 0.05
 """Share of what was gained over a blind guess that a validation loss must lose again to be called a setback."""
 
 
-class Outcome(str, Enum):
+class Outcome(StrEnum):
     """How a run stands; the page's style has a colour for each."""
 
     LEARNT = "learnt"

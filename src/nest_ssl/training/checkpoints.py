@@ -20,6 +20,7 @@ from nest_ssl.config import CheckpointConfig, ExperimentConfig
 from nest_ssl.distributed.incident import LAST
 from nest_ssl.files import give_second_name, replacing
 from nest_ssl.nemo_file import nemo_config, write_nemo
+from nest_ssl.training.early_stopping import AT_EPOCH_END
 from nest_ssl.training.experiment import RunFolder
 from nest_ssl.training.module import PretrainingModule, model_weights
 from nest_ssl.training.moments import asks_rank_0, is_within_step, validation_is_next
@@ -67,7 +68,7 @@ def checkpoint_callbacks(exp: ExperimentConfig, folder: RunFolder, name: str) ->
         save_last=False,  # Lightning's is a copy of the latest of the best: a run that stops improving falls behind
         every_n_epochs=params.every_n_epochs,
         save_weights_only=params.save_weights_only,
-        save_on_train_epoch_end=params.save_on_train_epoch_end,
+        save_on_train_epoch_end=params.save_on_train_epoch_end or params.monitor in AT_EPOCH_END,
         verbose=params.verbose,
         enable_version_counter=False,
     )
@@ -113,7 +114,7 @@ class LatestCheckpoint(Checkpoint):
             return False
         if self._is_owed or trainer.should_stop or step == trainer.max_steps:
             return True
-        if trainer.is_last_batch and not trainer.enable_validation:
+        if trainer.is_last_batch and (not trainer.enable_validation or trainer.current_epoch + 1 == trainer.max_epochs):
             return True
         if self.every_n_steps and step % self.every_n_steps == 0:
             return True
@@ -166,7 +167,7 @@ class NemoFiles(Callback):
             return
         # Every rank takes part: sharded weights have to be gathered.
         weights = model_weights(trainer.strategy.lightning_module_state_dict())
-        if self.params.save_best_model and self.best.best_model_path:
+        if self.params.save_best_model and self.best.best_model_path and trainer.is_global_zero:
             log.info("the best checkpoint becomes the .nemo file: %s", self.best.best_model_path)
             weights = torch.load(self.best.best_model_path, map_location="cpu", weights_only=True)["state_dict"]
         self._write(trainer, pl_module, weights)

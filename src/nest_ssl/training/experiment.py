@@ -67,16 +67,36 @@ def _run_path(exp: ExperimentConfig, name: str) -> Path:
         return base / exp.version
     if exp.resume_if_exists:
         return base
-    if VERSION_VARIABLE not in os.environ:
-        os.environ[VERSION_VARIABLE] = _new_version(base, exp.use_datetime_version)
-    return base / os.environ[VERSION_VARIABLE]
+    return base / (os.environ.get(VERSION_VARIABLE) or _new_version(base, exp.use_datetime_version))
 
 
 def _new_version(base: Path, by_time: bool) -> str:
-    if by_time:
-        return datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    taken = {path.name for path in base.glob("version_*")}
-    return next(name for number in itertools.count() if (name := f"version_{number}") not in taken)
+    now = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    names = (f"{now}_{number}" if number else now for number in itertools.count())
+    if not by_time:
+        names = (f"version_{number}" for number in itertools.count())
+    return next(name for name in names if not (base / name).exists())
+
+
+def check_all_name_it_alike(cfg: NestConfig) -> None:
+    """For processes that something else than our launcher has started: each would name a new run by its own clock."""
+    exp = cfg.exp_manager or ExperimentConfig()
+    if exp.explicit_log_dir or exp.version or exp.resume_if_exists or VERSION_VARIABLE in os.environ:
+        return
+    raise ValueError(
+        "exp_manager: every rank would give a new run folder a name of its own. Set exp_manager.version=NAME, or "
+        "exp_manager.resume_if_exists=true, which needs none."
+    )
+
+
+@contextlib.contextmanager
+def named_for_ranks(folder: RunFolder) -> Iterator[None]:
+    """Processes that are started meanwhile take `folder` for theirs."""
+    os.environ[VERSION_VARIABLE] = folder.path.name
+    try:
+        yield
+    finally:
+        del os.environ[VERSION_VARIABLE]
 
 
 @contextlib.contextmanager

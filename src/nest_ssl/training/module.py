@@ -25,6 +25,7 @@ from nest_ssl.training import sharding
 from nest_ssl.training.data_position import DataPosition
 from nest_ssl.training.epoch_means import EpochMeans
 from nest_ssl.training.metrics import Throughput, TokenCounts, count_tokens
+from nest_ssl.training.moments import is_within_step
 from nest_ssl.training.optimizers import build_optimizer
 from nest_ssl.training.schedules import build_schedule
 from nest_ssl.training.seeding import Stage, seed_everything
@@ -156,6 +157,19 @@ class PretrainingModule(pl.LightningModule):
         """Without waiting for it."""
         return batch.to(device, non_blocking=True).mixed()
 
+    def on_train_start(self) -> None:
+        """A run that was saved at the last batch of an epoch begins the next one.
+
+        Lightning sees to that only where it knows how long an epoch is.
+        """
+        loop = self.trainer.fit_loop.epoch_loop
+        at_end = loop.restarted_on_train_batch_end and loop.batch_progress.is_last_batch
+        if at_end and math.isinf(self.trainer.num_training_batches):
+            loop.batch_progress.increment_completed()
+            for progress in (loop.batch_progress, loop.scheduler_progress, loop.automatic_optimization.optim_progress):
+                progress.reset_on_run()
+            loop.reset_restart_stage()
+
     def on_train_batch_start(self, batch: AudioNoiseBatch, batch_idx: int) -> None:
         # What loggers count with: after a resume Lightning's own is one behind, or not, as the checkpoint was written.
         self.trainer.fit_loop.epoch_loop._batches_that_stepped = self.trainer.global_step
@@ -175,7 +189,8 @@ class PretrainingModule(pl.LightningModule):
         self.log_dict(logged, batch_size=size)
         epoch = {"train_loss_epoch": logged["train_loss"], "learning_rate_epoch": logged["learning_rate"]}
         self.epoch_means.add(self.current_epoch, epoch, size)
-        if (self.trainer.global_step + 1) % (self.cfg.trainer.log_every_n_steps or 50) == 0:
+        is_logged = (self.trainer.global_step + 1) % (self.cfg.trainer.log_every_n_steps or 50) == 0
+        if is_logged and not is_within_step(self.trainer):
             speed = self.throughput.report()
             if not (self.cfg.exp_manager and self.cfg.exp_manager.log_step_timing):
                 del speed["train_step_timing"]
@@ -239,6 +254,11 @@ class PretrainingModule(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         scaled = getattr(self.trainer.precision_plugin, "scaler", None) is not None
+        if scaled and self.cfg.model.optim.fused and self.cfg.trainer.gradient_clip_val:
+            raise ValueError(
+                "model.optim.fused: with trainer.precision=16 a fused optimizer takes gradients that are still scaled, "
+                "so trainer.gradient_clip_val would clip them to nothing. Leave out one of the three."
+            )
         optimizer = build_optimizer(self.model, self.cfg.model.optim, loss_is_scaled=scaled)
         if self.cfg.model.optim.sched is None:
             return optimizer
@@ -297,11 +317,13 @@ class PretrainingModule(pl.LightningModule):
 
     def _data_position(self) -> DataPosition:
         loader = self.trainer.train_dataloader
-        progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current
+        progress: Any = self.trainer.fit_loop.epoch_loop.batch_progress
+        # `processed` counts the batch that is being finished; `completed` does not yet, within its last hook.
+        within_batch = progress.current.completed < progress.current.processed
+        at_end = within_batch and progress.is_last_batch and math.isinf(self.trainer.num_training_batches)
         return DataPosition(
-            epoch=self.current_epoch,
-            # `processed` counts the batch that is being finished; `completed` does not yet, within its last hook.
-            batch=progress.processed,
+            epoch=self.current_epoch + 1 if at_end else self.current_epoch,
+            batch=0 if at_end else progress.current.processed,
             world_size=self.world_size,
             plan_hash=loader.plan_hash if isinstance(loader, PlannedLoader) else "",
         )

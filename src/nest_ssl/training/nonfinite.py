@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer
 
 from nest_ssl.training.module import PretrainingModule
+from nest_ssl.training.moments import is_within_step
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,8 @@ class SkipNonFinite(Callback):
         self.log_every_n_steps = log_every_n_steps
         self.in_a_row: Tensor | None = None
         self._losses: list[Tensor] = []
-        self._files: list[list[str]] = []
+        self._batches: list[tuple[int, list[str]]] = []
+        """Of each loss, the step it belongs to and its files."""
         self._first_step = 0
         self._statistics: dict[str, Tensor] = {}
 
@@ -49,7 +51,8 @@ class SkipNonFinite(Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._losses.append(outputs["loss"].detach())
-        self._files.append(list(batch.audio_filepaths))
+        step = trainer.global_step if is_within_step(trainer) else trainer.global_step - 1
+        self._batches.append((step, list(batch.audio_filepaths)))
         if trainer.global_step - self._first_step >= self.log_every_n_steps:
             self._look_back(trainer, pl_module)
 
@@ -73,11 +76,10 @@ class SkipNonFinite(Callback):
         """Read what happened since the last time: the one place that waits for a GPU."""
         if not self._losses:
             return
-        losses, self._losses = self._losses, []
-        self._name_batches(trainer, losses)
+        self._name_batches(trainer)
         self._mend_statistics(pl_module)
         self._give_up_on_divergence(trainer)
-        self._files, self._first_step = [], trainer.global_step
+        self._losses, self._batches, self._first_step = [], [], trainer.global_step
 
     def _mend_statistics(self, pl_module: pl.LightningModule) -> None:
         """A forward pass with NaN leaves them in the running statistics for ever: put back the last good ones."""
@@ -89,11 +91,10 @@ class SkipNonFinite(Callback):
             else:
                 value.copy_(self._statistics[name])
 
-    def _name_batches(self, trainer: pl.Trainer, losses: list[Tensor]) -> None:
-        finite = torch.isfinite(torch.stack(losses)).tolist()
-        for place, (is_finite, files) in enumerate(zip(finite, self._files, strict=True)):
+    def _name_batches(self, trainer: pl.Trainer) -> None:
+        finite = torch.isfinite(torch.stack(self._losses)).tolist()
+        for is_finite, (step, files) in zip(finite, self._batches, strict=True):
             if not is_finite:
-                step = self._first_step + place // trainer.accumulate_grad_batches
                 log.warning(
                     "rank %d, step %d: the loss is not finite; every rank skips this step. Files of the batch: %s",
                     *(trainer.global_rank, step, ", ".join(files)),

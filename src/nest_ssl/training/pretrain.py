@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from nest_ssl.checkpoint.initialize import maybe_init_from_pretrained_checkpoint
-from nest_ssl.config import ExperimentConfig, NestConfig
+from nest_ssl.config import DatasetConfig, ExperimentConfig, NestConfig
 from nest_ssl.distributed.agent import RankAgent
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
 from nest_ssl.training import experiment
@@ -38,13 +38,13 @@ from nest_ssl.training.watch import Watch
 log = logging.getLogger(__name__)
 
 
-def pretrain(cfg: NestConfig, agent: RankAgent | None = None) -> RunFolder:
-    """Pre-train, or go on with, the run that `cfg` describes; the folder of the run.
+def pretrain(cfg: NestConfig, agent: RankAgent | None = None, folder: RunFolder | None = None) -> RunFolder:
+    """Pre-train, or go on with, the run that `cfg` describes; the folder of the run, if none is given a new one.
 
     `agent` makes this process visible to the monitor, and lets it stop at a step that all ranks agree on.
     """
     exp = cfg.exp_manager or ExperimentConfig()
-    folder = experiment.run_folder(cfg)
+    folder = folder or experiment.run_folder(cfg)
     metrics = MetricsCsv(folder.metrics_csv)
     checkpoint = experiment.checkpoint_to_resume(folder, exp)
     watch = None if agent is None else Watch(agent)
@@ -111,12 +111,7 @@ def _callbacks(cfg: NestConfig, exp: ExperimentConfig, folder: RunFolder, metric
             raise ValueError("exp_manager.ema: there is no average of weights that are sharded. Use strategy=ddp.")
         callbacks.append(ExponentialAverage(exp.ema))  # before the checkpoints, which save what it averages
     sets = validation_sets(cfg.model.validation_ds)
-    endless = cfg.model.train_ds is not None and cfg.model.train_ds.endless
-    if sets and endless and not isinstance(cfg.trainer.val_check_interval, int):
-        log.warning(
-            "model.train_ds.endless: an epoch has no end, so nothing is validated; set trainer.val_check_interval to a "
-            "number of batches and trainer.check_val_every_n_epoch=null."
-        )
+    _check_endless(cfg, exp, validates=bool(sets))
     check_monitors(exp, list(sets))
     if not cfg.trainer.fast_dev_run:  # a try must leave nothing that a run would go on from
         callbacks += checkpoint_callbacks(exp, folder, cfg.name)
@@ -127,6 +122,32 @@ def _callbacks(cfg: NestConfig, exp: ExperimentConfig, folder: RunFolder, metric
     if cfg.trainer.enable_progress_bar is not False:
         callbacks.append(ProgressReport(metrics))
     return callbacks
+
+
+def _check_endless(cfg: NestConfig, exp: ExperimentConfig, *, validates: bool) -> None:
+    """Where an epoch has no end, nothing may wait for it."""
+    data = cfg.model.train_ds
+    if data is None or not (_is_endless_mixture(data) if data.use_lhotse else data.endless):
+        return
+    if validates and isinstance(cfg.trainer.val_check_interval, int):
+        return
+    if validates:
+        log.warning(
+            "model.train_ds: an epoch has no end, so nothing is validated; set trainer.val_check_interval to a number "
+            "of batches and trainer.check_val_every_n_epoch=null."
+        )
+    params = exp.checkpoint_callback_params
+    if exp.create_checkpoint_callback and not (params.every_n_train_steps or params.train_time_interval):
+        log.warning(
+            "model.train_ds: an epoch has no end, so nothing is saved before the end of the run; set "
+            "exp_manager.checkpoint_callback_params.every_n_train_steps."
+        )
+
+
+def _is_endless_mixture(config: DatasetConfig) -> bool:
+    from nest_ssl.data.lhotse_inputs import is_endless  # with lhotse
+
+    return is_endless(config)
 
 
 def _loggers(exp: ExperimentConfig, folder: RunFolder) -> list[Logger]:

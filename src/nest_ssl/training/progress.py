@@ -62,6 +62,9 @@ class ProgressReport(Callback):
             self._line(trainer)
         self.teardown(trainer, pl_module, "fit")
 
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        self.teardown(trainer, pl_module, "fit")  # else it is drawn over the message, and the cursor stays hidden
+
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         if self.bar is not None:
             with contextlib.suppress(OSError):  # the terminal was closed

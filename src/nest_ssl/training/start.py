@@ -22,6 +22,7 @@ from nest_ssl.distributed.exit_codes import FINISHED, NEEDS_A_PERSON, RESUMABLE
 from nest_ssl.distributed.ranks import RankFacts
 from nest_ssl.freed_memory import keep_freed_memory
 from nest_ssl.training import experiment
+from nest_ssl.training.experiment import RunFolder
 
 log = logging.getLogger(__name__)
 
@@ -41,13 +42,16 @@ def start(cfg: NestConfig, arguments: list[str]) -> Outcome:
     per_node = devices_per_node(cfg.trainer)
     facts = ranks.from_environment(os.environ, per_node)
     folder = experiment.run_folder(cfg)
+    if cfg.trainer.num_nodes > 1 or (facts is not None and facts.world_size > 1):
+        experiment.check_all_name_it_alike(cfg)
     if facts is None and (per_node * cfg.trainer.num_nodes > 1 or cfg.watchdog.enabled):
-        code = _launch(cfg, arguments, per_node, folder.path)
+        with experiment.named_for_ranks(folder):
+            code = _launch(cfg, arguments, per_node, folder.path)
         return Outcome(code, folder.path, speaks=os.environ.get("NODE_RANK", "0") == "0")
     if facts is not None and facts.world_size == 1:
         facts.check_against(per_node, cfg.trainer.num_nodes)  # else Lightning would start the others, unwatched
     facts = facts or _alone()
-    code = _train(cfg, arguments, facts, folder.path)
+    code = _train(cfg, arguments, facts, folder)
     return Outcome(code, folder.path, speaks=facts.rank == 0 and facts.launcher != "nest-ssl")
 
 
@@ -97,14 +101,14 @@ def _launch(cfg: NestConfig, arguments: list[str], per_node: int, run_dir: Path)
     return launch(job)
 
 
-def _train(cfg: NestConfig, arguments: list[str], facts: RankFacts, run_dir: Path) -> int:
+def _train(cfg: NestConfig, arguments: list[str], facts: RankFacts, folder: RunFolder) -> int:
     from nest_ssl.distributed.attach import attached
     from nest_ssl.distributed.beacon import RankState
     from nest_ssl.distributed.launch import check_address, check_port
 
     keep_freed_memory()
     os.environ.update(facts.variables() if facts.world_size > 1 else {})
-    settings = monitor_settings(cfg, arguments, run_dir, facts)
+    settings = monitor_settings(cfg, arguments, folder.path, facts)
     if cfg.launch.max_restarts and facts.launcher not in ("nest-ssl", "nobody") and facts.rank == 0:
         log.warning("launch.max_restarts is left to %s, which has launched this run.", facts.launcher)
     many = facts.world_size > 1
@@ -122,7 +126,7 @@ def _train(cfg: NestConfig, arguments: list[str], facts: RankFacts, run_dir: Pat
                 from nest_ssl.training.watch import Stopped
 
             try:
-                pretrain(cfg, agent)
+                pretrain(cfg, agent, folder)
             except Stopped as stopped:
                 agent.mark.state = RankState.STOPPED
                 if facts.rank == 0:

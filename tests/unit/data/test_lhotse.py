@@ -11,6 +11,7 @@ from lhotse import CutSet, MonoCut, Recording
 
 from nest_ssl.config import DatasetConfig
 from nest_ssl.data import LhotseAudioNoiseDataset, build_loader
+from nest_ssl.data.lhotse_inputs import is_endless
 from tests.unit.data.corpus import RATE, Corpus, make_corpus, write_manifest
 
 
@@ -112,7 +113,12 @@ def test_inputs_are_mixed_by_weight_without_end(corpus: Corpus, tmp_path: Path) 
     drawn = Counter(cut.id.split("-")[0] for spec in specs for cut in spec.cuts)
     assert len(specs) == 300
     assert 0.7 < drawn["1"] / sum(drawn.values()) < 0.8
-    finite = build_loader(config(corpus, manifest_filepath=None, input_cfg=inputs, force_finite=True))
+    assert is_endless(settings)
+    assert not is_endless(config(corpus))
+    assert not is_endless(config(corpus, manifest_filepath=None, input_cfg=inputs[1:]))
+    settings = config(corpus, manifest_filepath=None, input_cfg=inputs, force_finite=True)
+    assert not is_endless(settings)
+    finite = build_loader(settings)
     assert sum(len(spec.cuts) for spec in finite.batches) == 25
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
 import torch
 from torch import nn
 
@@ -21,6 +25,18 @@ def test_weights_by_nemos_names_go_back_to_where_they_were() -> None:
     assert set(weights) == set(ours.model.state_dict())
     other.load_state_dict(weights)
     assert all(torch.equal(value, ours.state_dict()[name]) for name, value in other.state_dict().items())
+
+
+def test_scaled_gradients_are_not_clipped() -> None:
+    """A fused optimizer takes them as they are; in fp16 that is 65536 times too large."""
+    ours = module(seed=1)
+    ours.cfg.model.optim.fused, ours.cfg.trainer.gradient_clip_val = True, 1.0
+    scaling = SimpleNamespace(precision_plugin=SimpleNamespace(scaler=object()))
+    with (
+        mock.patch.object(PretrainingModule, "trainer", scaling),
+        pytest.raises(ValueError, match="Leave out one of the three"),
+    ):
+        ours.configure_optimizers()
 
 
 def test_so_they_do_inside_a_wrapper() -> None:

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import nn
 
-from nest_ssl.training.nonfinite import check_finite_weights, skip_gradient
+from nest_ssl.training.nonfinite import SkipNonFinite, check_finite_weights, skip_gradient
 
 
 class Training:
@@ -23,6 +25,24 @@ class Training:
             parameter.grad = torch.full_like(parameter, value)
         skip_gradient(self.optimizer, torch.tensor(skip))
         self.optimizer.step()
+
+
+def test_a_step_of_several_batches_is_named_by_its_number(caplog: pytest.LogCaptureFixture) -> None:
+    """Five batches an epoch, two to a step: the third step of an epoch has one."""
+    callback = SkipNonFinite(log_every_n_steps=50)
+    trainer: Any = SimpleNamespace(global_step=0, global_rank=0)
+    module: Any = nn.Linear(1, 1)
+    callback.on_train_start(trainer, module)
+    for place, within in enumerate([True, False, True, False, False] * 2):
+        trainer.global_step += not within
+        trainer.fit_loop = SimpleNamespace(epoch_loop=mock.Mock(_should_accumulate=mock.Mock(return_value=within)))
+        loss = torch.tensor(float("nan") if place in (4, 5, 9) else 1.0)
+        callback.on_train_batch_end(
+            trainer, module, {"loss": loss}, SimpleNamespace(audio_filepaths=[f"{place}.wav"]), place
+        )
+    callback.on_train_end(trainer, module)
+    named = [(record.args[1], record.args[2]) for record in caplog.records]  # type: ignore[index]
+    assert named == [(2, "4.wav"), (3, "5.wav"), (5, "9.wav")]
 
 
 @pytest.mark.parametrize("fused", [True, False])
