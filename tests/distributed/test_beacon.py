@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nest_ssl.distributed.beacon import NO_STEP, Beacon, RankState
+from nest_ssl.distributed.blame import is_suspicious
 from nest_ssl.distributed.histogram import NUM_BUCKETS, bucket_of, quantile_ns, upper_edge_ns
 from nest_ssl.distributed.limits import Limits
 from nest_ssl.distributed.mark import RankMark, WorkerMark
@@ -77,6 +78,23 @@ def test_a_loader_process_reads_and_rests(beacon: Beacon) -> None:
     assert worker.path.endswith("/end.wav")
     mark.rests()
     assert not beacon.workers(0)[0].is_reading
+
+
+def test_a_slot_is_not_believed_when_its_number_is_anothers_by_now(beacon: Beacon) -> None:
+    rank, loader = RankMark(beacon, 0), WorkerMark(beacon, 0, 1, 0)
+    rank.take()
+    rank.enter(Stage.DATA)
+    time.sleep(0.6)  # what was loaded ahead is used up
+
+    def waits_for_a_file() -> bool:
+        return is_suspicious(local_rows(beacon, Limits(3.0, 60.0), 0), floor_s=0.0)
+
+    loader.reads("/a.wav")
+    assert waits_for_a_file()
+    loader._birthmark += 1  # this process was started at another time than the one that wrote
+    loader.reads("/a.wav")
+    assert local_rows(beacon, Limits(3.0, 60.0), 0)[0].workers[0].process == ""
+    assert not waits_for_a_file()
 
 
 def test_the_time_of_a_stage_in_a_step_is_counted_once_per_step(beacon: Beacon) -> None:

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from nest_ssl.distributed.beacon import Beacon
 from nest_ssl.distributed.launch import Job, KeptMonitor, check_address, check_port, free_port
 from nest_ssl.distributed.node import Node, verdict_path
 from nest_ssl.distributed.status import Settings
+from nest_ssl.distributed.system import is_alive
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals and /proc of Linux")
 
@@ -118,6 +120,34 @@ def test_restarts_end_when_the_same_fault_comes_again(tmp_path: Path) -> None:
     assert code == 1
     assert stderr.count("nest-ssl: restart") == 1
     assert "the same fault again (died, ranks [1], encoder of step 20)" in stderr
+
+
+@pytest.fixture
+def stranger() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has nothing to do with the job."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True)
+    yield process
+    process.kill()
+    process.wait()
+
+
+ENDED_BY_LAUNCHER, ENDED_BY_MONITOR = ("ok", 0), ("kill", 75)
+
+
+@pytest.mark.parametrize(("behaviour", "code"), [ENDED_BY_LAUNCHER, ENDED_BY_MONITOR])
+def test_who_got_the_number_of_an_ended_loader_process_is_left_alone(
+    tmp_path: Path, stranger: subprocess.Popen[bytes], behaviour: str, code: int
+) -> None:
+    assert run(job(tmp_path, f"had-a-loader-{stranger.pid}", behaviour))[0] == code
+    assert stranger.poll() is None
+
+
+@pytest.mark.parametrize(("behaviour", "code"), [ENDED_BY_LAUNCHER, ENDED_BY_MONITOR])
+def test_a_loader_process_whose_rank_has_died_is_ended(tmp_path: Path, behaviour: str, code: int) -> None:
+    ended_with, stderr = run(job(tmp_path, f"leave-a-loader-and-{behaviour}", "ok"))
+    assert ended_with == code, stderr
+    (loader,) = [int(line.split()[1]) for line in stderr.splitlines() if line.startswith("loader ")]
+    assert not is_alive(loader)
 
 
 def test_sigterm_stops_all_ranks_after_the_same_step(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import torch
 
 from tests.faults.harness import (
     Lab,
+    Run,
     check_named,
     check_nothing_left,
     check_resumes,
@@ -175,11 +176,47 @@ def test_row_21_a_run_of_one_rank_saves_and_resumes_too(lab: Lab, number: signal
     run.process.send_signal(number)
     run.wait()
     assert run.returncode == 75, run.stderr[-4000:]
-    assert "saved and stopped after step" in run.stderr
+    saved = torch.load(run.run_dir / "checkpoints" / "last.ckpt", map_location="meta", weights_only=True)
+    said(run, rf"nest-ssl: {number.name}: saves after step {saved['global_step']} and leaves")
+    assert f"saved and stopped after step {saved['global_step']}" in run.stderr
     check_nothing_left(run)
     resumed = lab.start(ranks=1).wait()
     assert resumed.returncode == 0, resumed.stderr[-4000:]
     assert sorted(losses(run.run_dir / "metrics.csv")) == list(range(8))
+
+
+@pytest.mark.faults
+def test_row_21_a_run_of_one_rank_that_may_not_save_ends_at_once(lab: Lab) -> None:
+    more = ("exp_manager.create_preemption_callback=false", "trainer.max_steps=100000", "model.train_ds.num_workers=1")
+    run = lab.start("slow_rank all 0", ranks=1, more=more)
+    run.wait_for_step(4)  # the first checkpoint is there
+    check_ends_at_once(run, signal.SIGTERM, "without saving, as set")
+    saved = torch.load(run.run_dir / "checkpoints" / "last.ckpt", map_location="meta", weights_only=True)
+    assert saved["global_step"] % 3 == 0  # as every checkpoint of these runs
+    resumed = lab.start(ranks=1).wait()
+    assert resumed.returncode == 0, resumed.stderr[-4000:]
+    assert f"resumed at step {saved['global_step']}" in resumed.stderr
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_row_21_a_run_of_one_rank_that_does_not_train_yet_ends_at_once(lab: Lab, number: signal.Signals) -> None:
+    run = lab.start("joins_late 0 0", ranks=1)
+    deadline = time.monotonic() + 60
+    while not run.note.is_file():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    check_ends_at_once(run, number, "nothing had to be saved before the first step")
+
+
+def check_ends_at_once(run: Run, number: signal.Signals, why: str) -> None:
+    asked = time.time()
+    run.process.send_signal(number)
+    run.wait()
+    assert run.ended_at - asked < 1 + noise_s()
+    assert run.returncode == 75, run.stderr[-4000:]
+    said(run, rf"nest-ssl: {number.name}: stopped; {why}\n$")
+    check_nothing_left(run)
 
 
 @pytest.mark.faults

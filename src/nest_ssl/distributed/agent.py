@@ -15,15 +15,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from nest_ssl.distributed import flight
 from nest_ssl.distributed.beacon import NO_STEP, Beacon, RankState
 from nest_ssl.distributed.evidence import fault_file
+from nest_ssl.distributed.exit_codes import FINISHED, RESUMABLE
 from nest_ssl.distributed.failure import write_failure
 from nest_ssl.distributed.mark import RankMark
 from nest_ssl.distributed.ranks import RankFacts
-from nest_ssl.distributed.system import allow_inspection, die_with_parent, stop_signals
+from nest_ssl.distributed.system import DISK_ANSWERS_S, allow_inspection, die_with_parent, say, stop_signals, within
+from nest_ssl.distributed.words import signal_name
 
 log = logging.getLogger(__name__)
 
@@ -31,20 +33,25 @@ BEAT_EVERY_S = 0.25
 HOLD_S = 15.0
 """A failed rank waits this long to be ended by the monitor: its evidence is still there, and the others see nothing."""
 MEANT_FOR_ALL_S = 0.5
+SHOW_CURSOR = "\x1b[?25h"
 
 
 class RankAgent:
-    """One per rank process."""
+    """One per rank process. `saves`: a rank that is asked to stop saves first, if it trains already."""
 
-    def __init__(self, facts: RankFacts, beacon: Beacon, *, has_monitor: bool) -> None:
-        self.facts, self.beacon, self.has_monitor = facts, beacon, has_monitor
+    def __init__(self, facts: RankFacts, beacon: Beacon, *, has_monitor: bool, saves: bool = True) -> None:
+        self.facts, self.beacon, self.has_monitor, self.saves = facts, beacon, has_monitor, saves
         self.mark = RankMark(beacon, facts.local_rank)
+        self.trains = False
+        """The first step has begun: from here on somebody looks, after every step, whether to stop."""
         self.describe_work: Callable[[], list[str]] = list
         """What the rank is working on, in words, for the report of a failure."""
         self.show: Callable[[], None] = lambda: None
         """Let `nest-ssl doctor` find the beacon of a run without a monitor."""
         self.keep_monitor: Callable[[], None] = lambda: None
         """Start the monitor again if it is gone: for the rank that has started it."""
+        self.close: Callable[[], None] = lambda: None
+        """Let `nest-ssl doctor` read how a run without a monitor ended, and remove its beacon."""
         self._stack_file: Any = None
         self._pid = os.getpid()
 
@@ -69,10 +76,40 @@ class RankAgent:
             return
         if self.has_monitor:
             self.mark.ask_to_stop(number)  # the monitor agrees a step with all ranks
-            return
-        if self.beacon.stop_step != NO_STEP:  # asked twice: at once
-            os._exit(75)
+        else:
+            self._stop_alone(signal_name(number))
+
+    def _stop_alone(self, name: str) -> None:
+        """What the monitor does where there is one: say what will happen, and wait for a step only to save it."""
+        if self.mark.state is RankState.STOPPED:
+            os._exit(RESUMABLE)  # it is leaving already
+        if why := self._why_at_once():
+            say(f"nest-ssl: {name}: stopped; {why}")
+            self._end_at_once()
         self.beacon.stop_step = self.mark.step + 1
+        say(f"nest-ssl: {name}: saves after step {self.beacon.stop_step} and leaves")
+
+    def _why_at_once(self) -> str:
+        """Why a rank that is asked to stop does not wait for the end of a step; empty: it does."""
+        if self.mark.state is RankState.FINISHED:
+            return "the run had finished"
+        if self.beacon.stop_step != NO_STEP:
+            return "asked twice, it did not wait to save"
+        if not self.saves:
+            return "without saving, as set"
+        return "" if self.trains else "nothing had to be saved before the first step"
+
+    def _end_at_once(self) -> NoReturn:
+        """Without an exception: raised in a signal handler, it could be swallowed, or wait for a thread that reads."""
+        if os.isatty(2):
+            say(SHOW_CURSOR)  # the progress bar hides it
+        code = FINISHED if self.mark.state is RankState.FINISHED else RESUMABLE
+        if code == RESUMABLE:
+            self.mark.state = RankState.STOPPED
+        _end_loader_processes()
+        with contextlib.suppress(Exception):  # whatever keeps the last word from being written, it must end
+            within(DISK_ANSWERS_S, self.close)
+        os._exit(code)
 
     def _beat_forever(self) -> None:
         answered = 0

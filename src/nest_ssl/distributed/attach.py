@@ -39,7 +39,7 @@ def attached(
         beacon = _create(folder, facts, workers_per_rank)
     else:
         beacon = _wait_for_beacon(folder / "beacon", settings["init_s"])
-    agent = RankAgent(facts, beacon, has_monitor=wants_monitor)
+    agent = RankAgent(facts, beacon, has_monitor=wants_monitor, saves=settings["saves"])
     if wants_monitor and facts.local_rank == 0:
         monitor = KeptMonitor(
             Settings(
@@ -62,11 +62,16 @@ def attached(
     own = Settings(**settings, beacon=str(beacon.path), node=facts.node, parent=0)
     limits = Limits(own.floor_s, own.init_s)
     agent.show = lambda: write_status(own, local_rows(beacon, limits, own.node), None)
+    agent.close = lambda: _close(agent)
     try:
         yield agent
     finally:
-        agent.show()
-        shutil.rmtree(folder, ignore_errors=True)
+        agent.close()
+
+
+def _close(agent: RankAgent) -> None:
+    agent.show()
+    shutil.rmtree(agent.beacon.folder, ignore_errors=True)
 
 
 def _token(facts: RankFacts) -> str:

@@ -17,8 +17,9 @@ from pathlib import Path
 
 from nest_ssl.distributed.histogram import NUM_BUCKETS
 from nest_ssl.distributed.stages import Stage
+from nest_ssl.distributed.system import is_still
 
-MAGIC = b"nestbcn1"
+MAGIC = b"nestbcn2"
 HEADER_BYTES = 4096
 RANK_BYTES = 256
 WORKER_BYTES = 1024
@@ -31,7 +32,7 @@ EVIDENCE_REQUEST, STOP_STEP, STOP_SIGNAL, MONITOR_BEAT, OWNER, OUTCOME = 64, 72,
 RECORD = struct.Struct("<qiiQ")  # step, stage, part, since
 FACTS = struct.Struct("<qiiQQqQ")  # pid, state, stop signal, heartbeat, evidence given, exit status, steps done
 FACTS_AT = 64
-WORKER = struct.Struct("<qiiQQI")  # pid, number, is reading, since, files read, length of the path
+WORKER = struct.Struct("<qiiQQQI")  # pid, number, is reading, since, files read, birthmark, length of the path
 
 NO_STEP = -1
 NO_STATUS = -(2**31)
@@ -72,13 +73,23 @@ class RankSlot:
 
 @dataclass(frozen=True)
 class WorkerSlot:
-    """What stands in a loader process's slot. Number -1: the rank itself reads, without loader processes."""
+    """What stands in a loader process's slot. Number -1: the rank itself reads, without loader processes.
+
+    Slots are not cleared: the process may have ended long ago, and its number may be another's by now.
+    """
 
     pid: int
     number: int
     is_reading: bool
     since_ns: int
+    birthmark: int
+    """Of the process, as `system.birthmark` has it."""
     path: str
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the process that wrote this has not been reaped yet, even if its rank has died."""
+        return is_still(self.pid, self.birthmark)
 
 
 class Beacon:
@@ -220,10 +231,11 @@ class Beacon:
         found = []
         for number in range(self.workers_per_rank):
             at = self.worker_at(local_rank, number)
-            pid, own_number, is_reading, since_ns, _, length = WORKER.unpack_from(self.map, at)
+            pid, own_number, is_reading, since_ns, _, born, length = WORKER.unpack_from(self.map, at)
             if pid:
                 raw = self.map[at + WORKER.size : at + WORKER.size + min(length, PATH_BYTES)]
-                found.append(WorkerSlot(pid, own_number, bool(is_reading), since_ns, raw.decode(errors="replace")))
+                path = raw.decode(errors="replace")
+                found.append(WorkerSlot(pid, own_number, bool(is_reading), since_ns, born, path))
         return found
 
     def durations(self, local_rank: int, stage: Stage) -> list[int]:

@@ -62,8 +62,26 @@ def explain_run(run_dir: Path) -> RunState:
     """The state of the run in `run_dir`; ValueError if it is no run folder."""
     if not (run_dir / "hparams.yaml").is_file() and not (run_dir / "watchdog").is_dir():
         raise ValueError(f"{run_dir}: no run folder: there is neither hparams.yaml nor watchdog/ in it.")
-    nodes = [_node(json.loads(path.read_text())) for path in sorted((run_dir / "watchdog").glob("node*.json"))]
+    statuses = [json.loads(path.read_text()) for path in sorted((run_dir / "watchdog").glob("node*.json"))]
+    nodes = [_node(status) for status in _of_newest_start(statuses)]
     return RunState(run_dir, nodes, read_incidents(run_dir), newest_checkpoint(run_dir))
+
+
+def _of_newest_start(statuses: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without what an earlier start has left, of nodes that take no part any more or are not there again yet.
+
+    Nodes start in any order: one that came first still writes when the last one comes, an earlier start does not.
+    """
+    last: dict[str, Any] = max((status["settings"] for status in statuses), key=_started_at, default={})
+    return [
+        status
+        for status in statuses
+        if status["settings"]["node"] < last["num_nodes"] and status["time"] >= _started_at(last)
+    ]
+
+
+def _started_at(settings: dict[str, Any]) -> float:
+    return float(settings.get("started_at", 0.0))  # runs of earlier versions have none
 
 
 def _node(status: dict[str, Any]) -> NodeState:

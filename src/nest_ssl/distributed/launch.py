@@ -175,12 +175,13 @@ class Attempt:
         if monitor is not None and not self._stop_now:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 monitor.wait(timeout=1.0)  # it has killed the ranks, and leaves
-        pids = {process.pid for process in self.ranks}
-        pids |= {worker.pid for i in range(self.job.local_ranks) for worker in self.beacon.workers(i)}
-        pids |= {monitor.pid} if monitor is not None else set()
-        kill_all({pid for pid in pids if is_alive(pid)})
+        processes = [*self.ranks, *([monitor] if monitor is not None else [])]
+        workers = [worker for i in range(self.job.local_ranks) for worker in self.beacon.workers(i)]
+        pids = {process.pid for process in processes if process.poll() is None}
+        pids |= {worker.pid for worker in workers if worker.is_there}
+        kill_all(pids)
         wait_until_gone(pids, 1.0)
-        for process in [*self.ranks, *([monitor] if monitor is not None else [])]:
+        for process in processes:
             process.poll()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

@@ -20,6 +20,7 @@ from nest_ssl.distributed.beacon import (
 )
 from nest_ssl.distributed.histogram import NUM_BUCKETS, bucket_of
 from nest_ssl.distributed.stages import Stage
+from nest_ssl.distributed.system import birthmark
 
 _STATE_AT, _STOP_AT, _BEAT_AT, _GIVEN_AT, _STATUS_AT, _STEPS_AT = (FACTS_AT + at for at in (8, 12, 16, 24, 32, 40))
 _INT32 = struct.Struct("<i")
@@ -91,6 +92,7 @@ class WorkerMark:
     def __init__(self, beacon: Beacon, local_rank: int, slot: int, number: int) -> None:
         self._map, self._at = beacon.map, beacon.worker_at(local_rank, slot)
         self._pid, self._number, self._files = os.getpid(), number, 0
+        self._birthmark = birthmark(self._pid)
 
     def reads(self, path: str) -> None:
         raw = path.encode(errors="replace")
@@ -98,7 +100,8 @@ class WorkerMark:
         self._files += 1
         start = self._at + WORKER.size
         self._map[start : start + len(raw)] = raw
-        WORKER.pack_into(self._map, self._at, self._pid, self._number, 1, time.monotonic_ns(), self._files, len(raw))
+        facts = (self._pid, self._number, 1, time.monotonic_ns(), self._files, self._birthmark, len(raw))
+        WORKER.pack_into(self._map, self._at, *facts)
 
     def rests(self) -> None:
         """The batch is made."""

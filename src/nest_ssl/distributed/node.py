@@ -126,6 +126,8 @@ class Node:
             os.replace(path.with_suffix(".tmp"), path)
         self.beacon.outcome = verdict["exit_code"]
         rows = self.rows()
-        pids = {row.pid for row in rows if row.pid} | {worker.pid for row in rows for worker in row.workers}
+        # Without a state a process was reaped: its number is free, or somebody else's.
+        pids = {row.pid for row in rows if row.pid and row.process}
+        pids |= {worker.pid for row in rows for worker in row.workers if worker.process}
         kill_all(pids)
         wait_until_gone(pids, 1.0)

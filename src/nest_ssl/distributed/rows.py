@@ -154,7 +154,9 @@ def _row(beacon: Beacon, local_rank: int, limits: Limits, node: int) -> RankRow:
 
 def _worker_row(worker: WorkerSlot, now_ns: int) -> WorkerRow:
     since_s = max(now_ns - worker.since_ns, 0) / 1e9
-    return WorkerRow(worker.pid, worker.number, process_state(worker.pid), worker.is_reading, since_s, worker.path)
+    is_known = worker.number < 0 or worker.is_there  # the rank itself is known by its own slot
+    process = process_state(worker.pid) if is_known else ""
+    return WorkerRow(worker.pid, worker.number, process, worker.is_reading, since_s, worker.path)
 
 
 def _age_s(slot: RankSlot, now_ns: int) -> float:

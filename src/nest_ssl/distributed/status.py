@@ -6,7 +6,7 @@ import json
 import os
 import platform
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from nest_ssl.distributed.rows import RankRow
@@ -36,6 +36,8 @@ class Settings:
     leader_address: str = "127.0.0.1"
     leader_port: int = 0
     """Where the monitor of node 0 listens, if there are several nodes."""
+    started_at: float = field(default_factory=time.time)
+    """When this node's ranks were started, in seconds since 1970."""
 
     def write(self, path: Path) -> None:
         path.write_text(json.dumps(asdict(self)))

@@ -38,6 +38,9 @@ def say(text: str) -> None:
     """To the terminal, as long as there is one: a closed window or an ended `| tee log` must not end the work."""
     try:
         print(text, file=sys.stderr, flush=True)
+    except RuntimeError:  # said by a signal handler that has interrupted another print
+        with contextlib.suppress(OSError, ValueError):
+            os.write(sys.stderr.fileno(), f"{text}\n".encode())
     except (OSError, ValueError):
         with contextlib.suppress(OSError, ValueError):  # what is still to be written would fail again at the end
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
@@ -110,6 +113,25 @@ def process_state(pid: int) -> str:
 
 def is_alive(pid: int) -> bool:
     return process_state(pid) not in ("", "Z", "X")
+
+
+def birthmark(pid: int) -> int:
+    """What a later process with the same number will not have; 0: there is no such process, or nobody can know.
+
+    On Linux the time of its start; on macOS its session, which a rank has to itself and its loader processes.
+    """
+    if IS_LINUX:
+        stat = _read(f"/proc/{pid}/stat")
+        return int(stat[stat.rindex(")") + 2 :].split()[19]) if stat else 0
+    try:
+        return os.getsid(pid) if hasattr(os, "getsid") else 0  # Windows has none
+    except OSError:
+        return 0
+
+
+def is_still(pid: int, mark: int) -> bool:
+    """Whether `pid` is the process that had this birthmark: numbers come round again in a long run."""
+    return mark != 0 and birthmark(pid) == mark
 
 
 def children_of(parents: set[int]) -> set[int]:

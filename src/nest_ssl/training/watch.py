@@ -71,6 +71,7 @@ class StageMarks(Callback):
             optimizer.register_step_pre_hook(lambda *_: self.mark.enter(Stage.OPTIMIZER))
         self.mark.step = trainer.global_step
         self.mark.enter(Stage.DATA)
+        self.agent.trains = True
 
     # ---- a step ----
 
