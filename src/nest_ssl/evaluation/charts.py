@@ -80,10 +80,11 @@ def chart_picture(chart: Chart) -> str | None:
     low, high = _value_range(chart)
     scale = _Scale(start_x, end_x, low, high)
     parts = _axes(chart, scale)
+    names = []
     for name, value in chart.limits:
         y = scale.y(value)
         parts.append(line(LEFT, y, LEFT + PLOT_WIDTH, y, "limit"))
-        parts.append(text(LEFT + PLOT_WIDTH, y - 5 if y > TOP + 20 else y + 14, name, "limit-name", "end"))
+        names.append(text(LEFT + PLOT_WIDTH, y - 5 if y > TOP + 20 else y + 14, name, "limit-name", "end"))
     for curve in chart.drawn:
         x_P, y_P = thinned(curve.x_P, curve.y_P)
         if curve.window > 1:
@@ -94,7 +95,7 @@ def chart_picture(chart: Chart) -> str | None:
             parts += [f'<circle class="dot" cx="{x}" cy="{y}" r="3"/>' for x, y in scale.points(x_P, y_P)]
     bad_x = np.concatenate([curve.x_P[~np.isfinite(curve.y_P)] for curve in chart.curves])
     parts += [path(f"M{x} {TOP + PLOT_HEIGHT - 9}l6 6m0 -6l-6 6", "bad") for x in scale.columns(bad_x)]
-    return svg(WIDTH, HEIGHT, parts, chart.title)
+    return svg(WIDTH, HEIGHT, [*parts, *names], chart.title)
 
 
 def running_mean(y_P: Floats, window: int) -> Floats:
