@@ -78,6 +78,12 @@ def _new_version(base: Path, by_time: bool) -> str:
     return next(name for name in names if not (base / name).exists())
 
 
+def saves_when_stopped(cfg: NestConfig) -> bool:
+    """Whether a run that is asked to stop saves first; a try must leave nothing that a run would go on from."""
+    exp = cfg.exp_manager or ExperimentConfig()
+    return exp.create_preemption_callback and not cfg.trainer.fast_dev_run
+
+
 def check_all_name_it_alike(cfg: NestConfig) -> None:
     """For processes that something else than our launcher has started: each would name a new run by its own clock."""
     exp = cfg.exp_manager or ExperimentConfig()

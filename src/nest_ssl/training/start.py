@@ -165,7 +165,7 @@ def monitor_settings(cfg: NestConfig, arguments: list[str], run_dir: Path, facts
         "init_s": cfg.watchdog.init_s,
         "judges": cfg.watchdog.enabled is not False,
         "ends": cfg.watchdog.action == "end",
-        "saves": (cfg.exp_manager or ExperimentConfig()).create_preemption_callback,
+        "saves": experiment.saves_when_stopped(cfg),
         "resume_command": resume_command(cfg, arguments, run_dir, facts),
     }
 

@@ -18,7 +18,7 @@ from nest_ssl.distributed.incident import LAST
 from nest_ssl.distributed.reads import ReadReport
 from nest_ssl.distributed.stages import InitPart, Stage, validation_part
 from nest_ssl.training.compare import CompareRanks
-from nest_ssl.training.experiment import RunFolder
+from nest_ssl.training.experiment import RunFolder, saves_when_stopped
 from nest_ssl.training.module import PretrainingModule
 from nest_ssl.training.moments import is_within_step, validation_is_next
 from nest_ssl.training.stage_hooks import attach_stage_hooks
@@ -227,8 +227,7 @@ class Watch:
 
     def last_callbacks(self, cfg: NestConfig, folder: RunFolder) -> list[Callback]:
         """To be listed after all others."""
-        stops = cfg.exp_manager is None or cfg.exp_manager.create_preemption_callback
-        stopping = [StopTogether(self.agent, folder.checkpoints)] if stops else []
+        stopping = [StopTogether(self.agent, folder.checkpoints)] if saves_when_stopped(cfg) else []
         return [*stopping, AfterCheckpoints(self.marks)]
 
     def reads(self, section: str, num_workers: int) -> ReadReport:

@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from nest_ssl.config import ExperimentConfig, NestConfig
-from nest_ssl.training.experiment import VERSION_VARIABLE, check_all_name_it_alike, named_for_ranks, run_folder
+from nest_ssl.training.experiment import (
+    VERSION_VARIABLE,
+    check_all_name_it_alike,
+    named_for_ranks,
+    run_folder,
+    saves_when_stopped,
+)
 from tests.helpers import tiny_model
 
 
@@ -42,3 +48,11 @@ def test_ranks_of_another_launcher_must_be_told_a_name(tmp_path: Path) -> None:
         check_all_name_it_alike(config(tmp_path))
     for told in ({"version": "a"}, {"resume_if_exists": True}, {"explicit_log_dir": str(tmp_path)}):
         check_all_name_it_alike(config(tmp_path, **told))
+
+
+def test_a_try_saves_nothing_when_it_is_stopped(tmp_path: Path) -> None:
+    cfg = config(tmp_path)
+    assert saves_when_stopped(cfg)
+    assert not saves_when_stopped(config(tmp_path, create_preemption_callback=False))
+    cfg.trainer.fast_dev_run = True
+    assert not saves_when_stopped(cfg)
