@@ -1,15 +1,38 @@
-"""Rows and flights as the monitor would see them, for tests of blame."""
+"""Rows, flights and settings as the monitor would see them; and processes that can be asked to stop."""
 
 from __future__ import annotations
 
+import signal
+from pathlib import Path
 from typing import Any
 
 from nest_ssl.distributed.beacon import RankState
 from nest_ssl.distributed.flight import Collective, Flight
 from nest_ssl.distributed.rows import RankRow, WorkerRow
 from nest_ssl.distributed.stages import Stage
+from nest_ssl.distributed.status import Settings
 
 FLOOR_S = 3.0
+
+
+def hear_all_signals() -> None:
+    """For `preexec_fn`: nohup makes a process ignore SIGHUP, and a script those in its background SIGINT."""
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def monitor_settings(run_dir: Path, beacon: str, **other: Any) -> Settings:
+    values: dict[str, Any] = {
+        "node": 0,
+        "floor_s": 60.0,
+        "init_s": 900.0,
+        "judges": True,
+        "ends": True,
+        "saves": True,
+        "parent": 0,
+        "resume_command": "nest-ssl pretrain again",
+    }
+    return Settings(run_dir=str(run_dir), beacon=beacon, **(values | other))
 
 
 def row(rank: int, stage: Stage = Stage.BACKWARD, in_stage_s: float = 4.0, **other: Any) -> RankRow:

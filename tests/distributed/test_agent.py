@@ -14,6 +14,7 @@ import pytest
 
 from nest_ssl.distributed.explain import explain_run
 from nest_ssl.distributed.system import say
+from tests.distributed.facts import hear_all_signals
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals and /proc of Linux")
 
@@ -24,7 +25,7 @@ def start(run_dir: Path, saves: str, moment: str) -> subprocess.Popen[str]:
     """A run that has come to `moment`."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, str(LONE), str(run_dir), saves, moment]
-    process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True, preexec_fn=hear_all_signals)
     assert process.stderr is not None
     assert process.stderr.readline() == "ready\n"
     return process

@@ -13,24 +13,12 @@ from nest_ssl.distributed.mark import RankMark
 from nest_ssl.distributed.rows import local_rows
 from nest_ssl.distributed.stages import Stage
 from nest_ssl.distributed.status import Settings, write_status
-from tests.distributed.facts import row
+from tests.distributed.facts import monitor_settings, row
 
 
 def started(run_dir: Path, node: int, num_nodes: int, beacon: str = "/gone") -> Settings:
     """One node of a start that takes place now."""
-    return Settings(
-        beacon=beacon,
-        run_dir=str(run_dir),
-        node=node,
-        floor_s=60.0,
-        init_s=900.0,
-        judges=True,
-        ends=True,
-        saves=True,
-        parent=0,
-        resume_command="nest-ssl pretrain again",
-        num_nodes=num_nodes,
-    )
+    return monitor_settings(run_dir, beacon, node=node, num_nodes=num_nodes)
 
 
 def write(settings: Settings, state: RankState) -> None:

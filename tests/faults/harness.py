@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.distributed.facts import hear_all_signals
 from tests.integration.runs import PROGRAM, arguments, losses
 
 INJECT = Path(__file__).parent / "inject"
@@ -149,7 +150,11 @@ class Lab:
         output = self.folder / f"{token}.stderr"
         with output.open("wb") as file:
             process = subprocess.Popen(
-                [*(program or PROGRAM), *args], env=variables, stdout=subprocess.DEVNULL, stderr=file
+                [*(program or PROGRAM), *args],
+                env=variables,
+                stdout=subprocess.DEVNULL,
+                stderr=file,
+                preexec_fn=hear_all_signals,
             )
         run = Run(process, self.folder / name, Path(variables["NEST_FAULT_NOTE"]), output, token, self.corpus)
         self.runs.append(run)

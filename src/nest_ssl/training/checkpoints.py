@@ -131,11 +131,11 @@ class LatestCheckpoint(Checkpoint):
 
     def _names_the_best(self, trainer: pl.Trainer) -> bool:
         """Whether one of the best, written at this step, now has this name too: rank 0 says so for all."""
-        is_named = False
-        if trainer.is_global_zero and self.best._last_global_step_saved == trainer.global_step:
-            is_named = not self.best.save_weights_only and give_second_name(
-                Path(self.best._last_checkpoint_saved), self.path
-            )
+        best = self.best
+        is_whole = best._last_global_step_saved == trainer.global_step and not best.save_weights_only
+        is_named = (
+            is_whole and trainer.is_global_zero and give_second_name(Path(best._last_checkpoint_saved), self.path)
+        )
         return trainer.strategy.broadcast(is_named)
 
 

@@ -71,9 +71,10 @@ def _run_path(exp: ExperimentConfig, name: str) -> Path:
 
 
 def _new_version(base: Path, by_time: bool) -> str:
-    now = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    names = (f"{now}_{number}" if number else now for number in itertools.count())
-    if not by_time:
+    if by_time:
+        now = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+        names = (f"{now}_{number}" if number else now for number in itertools.count())
+    else:
         names = (f"version_{number}" for number in itertools.count())
     return next(name for name in names if not (base / name).exists())
 

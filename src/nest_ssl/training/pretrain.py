@@ -127,9 +127,7 @@ def _callbacks(cfg: NestConfig, exp: ExperimentConfig, folder: RunFolder, metric
 def _check_endless(cfg: NestConfig, exp: ExperimentConfig, *, validates: bool) -> None:
     """Where an epoch has no end, nothing may wait for it."""
     data = cfg.model.train_ds
-    if data is None or not (_is_endless_mixture(data) if data.use_lhotse else data.endless):
-        return
-    if validates and isinstance(cfg.trainer.val_check_interval, int):
+    if data is None or not _is_endless(data) or (validates and isinstance(cfg.trainer.val_check_interval, int)):
         return
     if validates:
         log.warning(
@@ -144,7 +142,9 @@ def _check_endless(cfg: NestConfig, exp: ExperimentConfig, *, validates: bool) -
         )
 
 
-def _is_endless_mixture(config: DatasetConfig) -> bool:
+def _is_endless(config: DatasetConfig) -> bool:
+    if not config.use_lhotse:
+        return config.endless
     from nest_ssl.data.lhotse_inputs import is_endless  # with lhotse
 
     return is_endless(config)

@@ -18,7 +18,8 @@ from nest_ssl.distributed.limits import Limits
 from nest_ssl.distributed.mark import RankMark, WorkerMark
 from nest_ssl.distributed.rows import local_rows
 from nest_ssl.distributed.stages import FIRST_LAYER, Stage
-from nest_ssl.distributed.status import Settings, write_status
+from nest_ssl.distributed.status import write_status
+from tests.distributed.facts import monitor_settings
 
 
 @pytest.fixture
@@ -31,18 +32,7 @@ def run_dir(tmp_path: Path) -> Path:
     mark.finish_step(7)
     mark.enter(Stage.ENCODER, FIRST_LAYER + 1)
     WorkerMark(beacon, 0, 0, -1).reads("/data/7.wav")
-    settings = Settings(
-        beacon=str(beacon.path),
-        run_dir=str(tmp_path / "run"),
-        node=0,
-        floor_s=60,
-        init_s=900,
-        judges=True,
-        ends=True,
-        saves=True,
-        parent=0,
-        resume_command="nest-ssl pretrain again",
-    )
+    settings = monitor_settings(tmp_path / "run", str(beacon.path))
     write_status(settings, local_rows(beacon, Limits(60, 900), 0), None)
     return tmp_path / "run"
 
