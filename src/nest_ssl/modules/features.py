@@ -107,7 +107,7 @@ class MelFeaturizer(KeepsPrecision):
         gaps = [silence[: frames * hop - size] for frames, size in zip(num_frames, sizes, strict=True)]
         apart = chain.from_iterable(zip(signal_P.split(sizes), gaps, strict=True))
         mels_MP = self._mels(torch.cat(list(apart))[None])[0]
-        longest = (signal_BN.shape[1] + 2 * reach - self.cfg.num_fft) // hop + 1
+        longest = int(self.num_frames(length.new_tensor(signal_BN.shape[1]))) + 1
         x_BMT = signal_P.new_zeros(len(rows), self.cfg.features, longest)
         for row, (begin, valid) in enumerate(zip(_begins(num_frames), self.num_frames(length).tolist(), strict=True)):
             x_BMT[row, :, :valid] = mels_MP[:, begin : begin + valid]
