@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel, MaskedPrediction
-from nest_ssl.modules.as_built import forward_hooks, is_as_built, must_run
+from nest_ssl.modules.as_built import hooks_of, is_as_built, must_run
 from nest_ssl.modules.fast_path import padding_is_exact, say_once
 
 MEMORY_SHARE = 0.05
@@ -187,6 +187,6 @@ def obstacle_of(model: EncDecDenoiseMaskedTokenPredModel) -> str | None:
         return "encoder.att_context_size has several contexts, drawn anew in every step"
     if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
         return "the batch norm is synchronised between ranks (trainer.sync_batchnorm=false allows them)"
-    if any(must_run(hook) for module in model.modules() for hook in forward_hooks(module)):
+    if any(must_run(hook) for module in model.modules() for hook in hooks_of(module)):
         return "a hook watches the model, and a graph calls none"
     return None

@@ -18,11 +18,11 @@ def is_as_built(module: nn.Module) -> bool:
 
 
 def _is_plain(part: nn.Module) -> bool:
-    return type(part).__module__.startswith(_BUILT_FROM) and not any(map(must_run, forward_hooks(part)))
+    return type(part).__module__.startswith(_BUILT_FROM) and not any(map(must_run, hooks_of(part)))
 
 
 def may_be_skipped(hook: Hook) -> Hook:
-    """Say of a forward hook that a step may do without it."""
+    """Say of a hook that a step may do without it."""
     hook.may_be_skipped = True  # type: ignore[attr-defined]
     return hook
 
@@ -31,6 +31,9 @@ def must_run(hook: Callable[..., Any]) -> bool:
     return not getattr(hook, "may_be_skipped", False)
 
 
-def forward_hooks(module: nn.Module) -> Iterator[Callable[..., Any]]:
+def hooks_of(module: nn.Module) -> Iterator[Callable[..., Any]]:
+    """Of its forward and its backward pass."""
     yield from module._forward_pre_hooks.values()
     yield from module._forward_hooks.values()
+    yield from module._backward_pre_hooks.values()
+    yield from module._backward_hooks.values()

@@ -187,6 +187,9 @@ class FeedForward(nn.Module):
 class PointwiseConv(nn.Conv1d):
     """Of one frame, so a product of matrices; as a convolution, a CPU would prepare it anew for every size of batch."""
 
+    def __init__(self, channels_in: int, channels_out: int, *, bias: bool) -> None:
+        super().__init__(channels_in, channels_out, kernel_size=1, bias=bias)
+
     def forward(self, x_BDS: Tensor) -> Tensor:
         return F.linear(x_BDS.transpose(1, 2), self.weight[:, :, 0], self.bias).transpose(1, 2)
 
@@ -198,10 +201,10 @@ class ConformerConvolution(nn.Module):
         super().__init__()
         width = cfg.d_model
         self.context = cfg.conv_context
-        self.pointwise_conv1 = PointwiseConv(width, 2 * width, kernel_size=1, bias=cfg.use_bias)
+        self.pointwise_conv1 = PointwiseConv(width, 2 * width, bias=cfg.use_bias)
         self.depthwise_conv = nn.Conv1d(width, width, cfg.conv_kernel_size, groups=width, bias=cfg.use_bias)
         self.batch_norm = convolution_norm(cfg)  # NeMo's name, whatever the norm
-        self.pointwise_conv2 = PointwiseConv(width, width, kernel_size=1, bias=cfg.use_bias)
+        self.pointwise_conv2 = PointwiseConv(width, width, bias=cfg.use_bias)
 
     def forward(self, x_BSD: Tensor, valid_BS: Tensor) -> Tensor:
         x_BDS = F.glu(self.pointwise_conv1(x_BSD.transpose(1, 2)), dim=1)

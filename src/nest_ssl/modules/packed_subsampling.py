@@ -53,7 +53,7 @@ def packed_subsampling(module: ConvSubsampling, x_BTM: Tensor, lengths: Tensor) 
         else:
             assert isinstance(layer, nn.Conv2d)  # of one frame and band
             image = _Product.apply(*_cast(image, layer.weight[:, :, 0, 0], layer.bias))  # type: ignore[no-untyped-call]
-    return module.project(_rows(image))[packing.source_BS], lengths
+    return packing.unpacked(module.project(_rows(image))), lengths
 
 
 @dataclass
@@ -67,6 +67,15 @@ class Packing:
         """(R, …) the rows of the groups kept, from (B, T, …) at any stage."""
         groups_BG: Tensor = x_BT.unflatten(1, (self.keep_BG.shape[1], -1))
         return groups_BG[self.keep_BG].flatten(0, 1)
+
+    def unpacked(self, x_ND: Tensor) -> Tensor:
+        """(B, S, D) from the outputs of the groups kept.
+
+        Gradients of hundreds of frames are summed for one group: not in half precision, nor in an order that changes
+        from run to run, as those of an index.
+        """
+        sums = torch.promote_types(x_ND.dtype, torch.float32)
+        return F.embedding(self.source_BS, x_ND.to(sums)).to(x_ND.dtype)
 
     def silent_rows(self, lengths: Tensor, num_rows: int) -> Tensor:
         """Which of the `num_rows` kept at this stage lie past the end of their utterance."""
@@ -95,10 +104,10 @@ def pack(module: ConvSubsampling, x_BTM: Tensor, lengths: Tensor) -> tuple[Packi
 
 
 def first_alike(own_BG: Tensor, x_BTM: Tensor, lengths: Tensor, reach: int) -> Tensor:
-    """(B, G) the group itself or, for one that hears a frame over and over, the first of the batch that does so.
+    """(B, G) the group itself or, if it hears one frame over and over, the first of the batch that hears the same.
 
-    A group hears its own frames and `reach` frames before them. All these are then equal and within the utterance; so
-    are the frames that the next group hears before its own, whether such groups are left out or not.
+    A group hears its own frames and `reach` frames before them. All these are then equal and within the utterance. The
+    group before ends with that frame too, so those that follow hear no difference when such groups are left out.
     """
     group = x_BTM.shape[1] // own_BG.shape[1]
     same_BT = (x_BTM[:, 1:] == x_BTM[:, :-1]).all(2)  # frame t + 1 is that of t
@@ -108,10 +117,9 @@ def first_alike(own_BG: Tensor, x_BTM: Tensor, lengths: Tensor, reach: int) -> T
     begin_G = end_G - (group + reach) + 1
     num_heard_BG = num_same_BT[:, end_G] - num_same_BT[:, begin_G.clamp(min=0)]
     alike_BG = (num_heard_BG == group + reach - 1) & (begin_G > 0)
-    frames_KM, kind_N = x_BTM[:, end_G - 1][alike_BG].unique(dim=0, return_inverse=True)
-    first_K = own_BG.new_full(frames_KM.shape[:1], own_BG.numel())
-    first_K.scatter_reduce_(0, kind_N, own_BG[alike_BG], "amin")
-    return own_BG.masked_scatter(alike_BG, first_K[kind_N])
+    frames, kind = x_BTM[:, end_G - 1][alike_BG].unique(dim=0, return_inverse=True)
+    first = own_BG.new_full((len(frames),), own_BG.numel()).scatter_reduce_(0, kind, own_BG[alike_BG], "amin")
+    return own_BG.masked_scatter(alike_BG, first[kind])
 
 
 def factors(conv: HalvingConv, x_RM: Tensor, silent_rows: Tensor, num_before: int = 0) -> Tensor:
@@ -151,12 +159,13 @@ class _Product(torch.autograd.Function):
         return product(grad, weight_CK.T), grad_NC.T @ x_NK, grad_NC.sum(0)
 
 
-def _cast(*tensors: Tensor | None) -> list[Tensor | None]:
-    """As autocast does it for the operations of torch."""
-    if not torch.is_autocast_enabled("cpu"):
-        return list(tensors)
-    dtype = torch.get_autocast_dtype("cpu")
-    return [None if tensor is None else tensor.to(dtype) for tensor in tensors]
+def _cast(*tensors: Tensor | None) -> list[Tensor]:
+    """As autocast does it for the operations of torch; none of them is missing: every convolution here has a bias."""
+    given = [tensor for tensor in tensors if tensor is not None]
+    assert len(given) == len(tensors)
+    if not torch.is_autocast_enabled("cpu") or given[0].dtype == torch.float64:
+        return given
+    return [tensor.to(torch.get_autocast_dtype("cpu")) for tensor in given]
 
 
 def first_two(one: HalvingConv, two: HalvingConv, x_RMK: Tensor) -> Tensor:

@@ -102,7 +102,8 @@ def relu_and_zero_past_end(x_BCTF: Tensor, lengths: Tensor) -> Tensor:
     """In one pass over the largest tensors of the model: values are kept between 0 and, past the end, 0."""
     valid_BT = valid_frames(lengths, x_BCTF.shape[2])
     most_B1T1 = torch.where(valid_BT, torch.inf, 0.0).to(x_BCTF.dtype)[:, None, :, None]
-    if x_BCTF.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+    trains = x_BCTF.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    if trains and not x_BCTF._is_view():  # a module with a hook of its backward pass gives a view, which must stay
         limited: Tensor = _Between0And.apply(x_BCTF, most_B1T1)  # type: ignore[no-untyped-call]
         return limited
     return torch.clamp(x_BCTF, torch.zeros_like(most_B1T1), most_B1T1)

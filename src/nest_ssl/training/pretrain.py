@@ -153,8 +153,7 @@ def _is_endless(config: DatasetConfig) -> bool:
 def _loggers(exp: ExperimentConfig, folder: RunFolder) -> list[Logger]:
     loggers: list[Logger] = []
     if exp.create_tensorboard_logger:
-        import torch.utils.tensorboard  # noqa: F401  # the logger would, in the middle of the set-up
-
+        importlib.import_module("torch.utils.tensorboard")  # if it is broken, that is known before anything is written
         loggers.append(TensorBoardLogger(folder.path, name="", version="", **(exp.summary_writer_kwargs or {})))
     if exp.create_wandb_logger:
         if importlib.util.find_spec("wandb") is None:
