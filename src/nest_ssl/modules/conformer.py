@@ -185,12 +185,14 @@ class FeedForward(nn.Module):
 
 
 class PointwiseConv(nn.Conv1d):
-    """Of one frame, so a product of matrices; as a convolution, a CPU would prepare it anew for every size of batch."""
+    """Of one frame. On a CPU a product of matrices: a convolution would be prepared anew for every size of batch."""
 
     def __init__(self, channels_in: int, channels_out: int, *, bias: bool) -> None:
         super().__init__(channels_in, channels_out, kernel_size=1, bias=bias)
 
     def forward(self, x_BDS: Tensor) -> Tensor:
+        if x_BDS.device.type != "cpu":
+            return super().forward(x_BDS)
         return F.linear(x_BDS.transpose(1, 2), self.weight[:, :, 0], self.bias).transpose(1, 2)
 
 
