@@ -65,6 +65,16 @@ def start(job: Job) -> subprocess.Popen[str]:
     )
 
 
+def wait_until_ranks_are_at_step(run_dir: Path, step: int) -> None:
+    """By the monitor's word. How long a start takes depends on the machine."""
+    path = run_dir / "watchdog" / "node0.json"
+    for _ in range(300):
+        if path.exists() and min(row["step"] for row in json.loads(path.read_text())["rows"]) >= step:
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"{path}: not at step {step} within 30 s")
+
+
 def run(job: Job) -> tuple[int, str]:
     process = start(job)
     _, stderr = process.communicate(timeout=60)
@@ -152,7 +162,7 @@ def test_a_loader_process_whose_rank_has_died_is_ended(tmp_path: Path, behaviour
 
 def test_sigterm_stops_all_ranks_after_the_same_step(tmp_path: Path) -> None:
     process = start(job(tmp_path, "long", "long", "long"))
-    time.sleep(2.0)
+    wait_until_ranks_are_at_step(tmp_path, 10)
     process.send_signal(signal.SIGTERM)
     _, stderr = process.communicate(timeout=20)
     assert process.returncode == 75
@@ -162,10 +172,13 @@ def test_sigterm_stops_all_ranks_after_the_same_step(tmp_path: Path) -> None:
 
 
 def test_asked_twice_everything_ends_at_once(tmp_path: Path) -> None:
-    process = start(job(tmp_path, "long", "freeze"))
-    time.sleep(2.0)
+    patient = job(tmp_path, "long", "freeze")
+    patient.settings["floor_s"] = 60.0  # nothing else may end it
+    process = start(patient)
+    wait_until_ranks_are_at_step(tmp_path, 20)  # where one of them freezes
     process.send_signal(signal.SIGTERM)
     time.sleep(0.3)
+    assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=5)
     assert process.returncode == 75
@@ -188,7 +201,7 @@ def test_an_address_that_is_no_machine_is_refused_with_a_way_out() -> None:
 
 def test_a_terminal_that_goes_away_does_not_keep_ranks_from_saving(tmp_path: Path) -> None:
     process = start(job(tmp_path, "long", "long"))
-    time.sleep(2.0)
+    wait_until_ranks_are_at_step(tmp_path, 10)
     assert process.stderr is not None
     process.stderr.close()  # as Ctrl-C does with '2>&1 | tee log'
     process.send_signal(signal.SIGTERM)
