@@ -193,7 +193,12 @@ class PointwiseConv(nn.Conv1d):
     def forward(self, x_BDS: Tensor) -> Tensor:
         if x_BDS.device.type != "cpu":
             return super().forward(x_BDS)
-        return F.linear(x_BDS.transpose(1, 2), self.weight[:, :, 0], self.bias).transpose(1, 2)
+        return per_frame(self, x_BDS.transpose(1, 2)).transpose(1, 2)
+
+
+def per_frame(conv: nn.Conv1d, x_D: Tensor) -> Tensor:
+    """A convolution of kernel 1 is a matrix product: of frames (…, D), channels last."""
+    return F.linear(x_D, conv.weight[:, :, 0], conv.bias)
 
 
 class ConformerConvolution(nn.Module):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from nest_ssl.modules.attention import MultiHeadAttention, RelPositionMultiHeadAttention
-from nest_ssl.modules.conformer import ConformerConvolution, ConformerLayer, FeedForward
+from nest_ssl.modules.conformer import ConformerConvolution, ConformerLayer, FeedForward, per_frame
 from nest_ssl.modules.fast_dropout import dropout
 
 NUM_SEEDS = 7  # of a layer: its dropouts
@@ -108,11 +108,6 @@ def convolution(module: ConformerConvolution, x_ND: Tensor, frames: Frames, fuse
     else:
         x_ND = _other_norm(norm, x_ND, frames.frames_BS)
     return per_frame(module.pointwise_conv2, F.silu(x_ND))
-
-
-def per_frame(conv: nn.Conv1d, x_ND: Tensor) -> Tensor:
-    """A convolution of kernel 1 is a matrix product."""
-    return F.linear(x_ND, conv.weight[:, :, 0], conv.bias)
 
 
 def depthwise(module: ConformerConvolution, x_ND: Tensor, frames_BS: Tensor, fused: bool) -> Tensor:
