@@ -151,14 +151,15 @@ def test_the_last_checkpoint_is_the_best_ones_file_where_they_are_the_same(
 
     if not disk_has_links:
         monkeypatch.setattr(os, "link", no_links)
-    folder = train(corpus, tmp_path, "run", 12) / "checkpoints"
+    all_are_best = "exp_manager.checkpoint_callback_params.save_top_k=-1"
+    folder = train(corpus, tmp_path, "run", 12, all_are_best) / "checkpoints"
     best, last = next(folder.glob("*step=12.ckpt")), folder / "last.ckpt"
     assert best.samefile(last) is disk_has_links
     assert "optimizer_states" in torch.load(last, weights_only=True)
     assert torch.load(last, weights_only=True)["global_step"] == 12
     assert not list(folder.glob(".*"))
     monkeypatch.undo()
-    resumed = train(corpus, tmp_path, "run", 13) / "checkpoints"
+    resumed = train(corpus, tmp_path, "run", 13, all_are_best) / "checkpoints"
     assert torch.load(resumed / "last.ckpt", weights_only=True)["global_step"] == 13
     assert torch.load(best, weights_only=True)["global_step"] == 12  # untouched by what follows
 

@@ -128,7 +128,8 @@ def test_two_ranks_resume_to_the_same_losses_and_one_rank_can_take_over(corpus: 
     undisturbed = arguments(corpus, tmp_path, "whole", *TWO_RANKS)
     done = run(undisturbed)
     assert done.returncode == 0, done.stderr[-3000:]
-    args = arguments(corpus, tmp_path, "cut", *TWO_RANKS)
+    all_are_best = "exp_manager.checkpoint_callback_params.save_top_k=-1"
+    args = arguments(corpus, tmp_path, "cut", *TWO_RANKS, all_are_best)
     run_and_kill(args, tmp_path / "cut" / "metrics.csv", at_step=4)
     done = run([*args, "trainer.max_steps=9"])  # to the end of an epoch, and a validation
     assert done.returncode == 0, done.stderr[-3000:]

@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nest_ssl import EncDecDenoiseMaskedTokenPredModel, EncDecMaskedTokenPredModel
 from nest_ssl.model import gather_places
 from nest_ssl.modules.conformer import _say_once
-from nest_ssl.modules.features import MelFeaturizer
-from nest_ssl.modules.subsampling import ConvSubsampling
+from nest_ssl.modules.dropout import Dropout
 from tests.helpers import NO_DROPOUT, model_section, noise_batch, tiny_model
 
 STREAMING: dict[str, Any] = {
@@ -188,8 +187,9 @@ def test_the_counter_sees_what_it_is_meant_to_see() -> None:
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_training_forward_and_loss_never_wait_for_the_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ConvSubsampling, "forward", ConvSubsampling.padded)  # as on a device; a CPU need not wait
-    monkeypatch.setattr(MelFeaturizer, "packed_mels", MelFeaturizer.padded_mels)
+    for module in ("features", "subsampling"):  # as on a device; a CPU need not wait
+        monkeypatch.setattr(f"nest_ssl.modules.{module}.may_be_read", lambda _: False)
+    monkeypatch.setattr(Dropout, "forward", nn.Dropout.forward)
     model = tiny_model(VARIANTS[name]).train()
     batch = noise_batch(LENGTHS)
     with CountSynchronising() as counter:

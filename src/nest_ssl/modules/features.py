@@ -6,7 +6,7 @@ B batch, N samples, T frames, F Fourier bins, M mel bands; P samples or frames o
 from __future__ import annotations
 
 import math
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -17,7 +17,9 @@ from nest_ssl.config import PreprocessorConfig
 from nest_ssl.modules.checks import check_audio, checked_lengths
 from nest_ssl.modules.lengths import may_be_read, valid_frames
 from nest_ssl.modules.precision import KeepsPrecision, full_precision
+from nest_ssl.modules.random_numbers import standard_normal
 
+_FILTERS_AT_ONCE = 16  # measured: with fewer, products are too narrow; with more, too many bins are none of theirs
 _STD_FLOOR = 1e-5  # added to every standard deviation, so that a silent band stays finite
 
 _WINDOWS = {
@@ -71,47 +73,45 @@ class MelFeaturizer(KeepsPrecision):
         x_BMT = compute(signal_BN, length, generator)
         valid_B1T = valid_frames(num_frames, x_BMT.shape[2])[:, None]
         x_BMT = normalize(x_BMT, valid_B1T, cfg.normalize)
-        x_BMT = torch.where(valid_B1T, x_BMT, cfg.pad_value)
-        if cfg.pad_to > 0:
-            x_BMT = F.pad(x_BMT, (0, -x_BMT.shape[2] % cfg.pad_to), value=cfg.pad_value)
-        return x_BMT, num_frames
+        return torch.where(valid_B1T, x_BMT, cfg.pad_value) if cfg.pad_value else x_BMT, num_frames
 
     def padded_mels(self, signal_BN: Tensor, length: Tensor, generator: torch.Generator | None) -> Tensor:
-        """(B, M, T); what it holds past the ends means nothing."""
+        """(B, M, T), 0 past the ends."""
+        num_samples = signal_BN.shape[1]
         signal_BN = self._dithered(signal_BN, generator)
         if self.cfg.preemph is not None:
             # The sample just past the end would hold an echo of the last one: pre-emphasis first, then the cut.
             emphasised_BN = signal_BN.clone()
             emphasised_BN[:, 1:].sub_(signal_BN[:, :-1], alpha=self.cfg.preemph)
-            signal_BN = torch.where(valid_frames(length, signal_BN.shape[1]), emphasised_BN, 0.0)
-        return self._mels(signal_BN)
+            signal_BN = torch.where(valid_frames(length, num_samples), emphasised_BN, 0.0)
+        reach = self.cfg.num_fft // 2
+        x_BMT = self._log(self.fb.float() @ self._power(F.pad(signal_BN, (reach, reach))))
+        x_BMT = F.pad(x_BMT, (0, -x_BMT.shape[2] % max(1, self.cfg.pad_to)))
+        return torch.where(valid_frames(self.num_frames(length), x_BMT.shape[2])[:, None], x_BMT, 0.0)
 
     def packed_mels(self, signal_BN: Tensor, length: Tensor, generator: torch.Generator | None) -> Tensor:
-        """(B, M, T), 0 past the ends: of one signal of all utterances, so that nothing is computed for the padding.
+        """The same of one signal of all utterances, so that nothing is computed for the padding.
 
-        8 utterances of 8 to 16 s on two cores: 20 ms in place of 25.
+        8 utterances of 8 to 16 s on two cores: 15 ms in place of 25.
         """
         hop, reach = self.cfg.num_stride_samples, self.cfg.num_fft // 2
         past_end = reach if self.cfg.preemph is None else 0  # without pre-emphasis, what follows the end is heard
         rows = [row_N[: end + past_end] for row_N, end in zip(signal_BN, length.tolist(), strict=True)]
-        sizes = [len(row) for row in rows]
-        signal_P = self._dithered(torch.cat(rows), generator)
-        if self.cfg.preemph is not None:
-            before_P = F.pad(signal_P[:-1], (1, 0))
-            for begin, size in zip(_begins(sizes), sizes, strict=True):
-                before_P[begin : begin + min(size, 1)] = 0.0
-            signal_P = signal_P.sub(before_P, alpha=self.cfg.preemph)
+        utterances = self._dithered(torch.cat(rows), generator).split([len(row) for row in rows])
         # Silence keeps utterances apart: as far as a frame reaches, and on to where the next frame may begin.
-        num_frames = [(size + reach) // hop + 1 for size in sizes]
-        silence = signal_P.new_zeros(reach + hop)
-        gaps = [silence[: frames * hop - size] for frames, size in zip(num_frames, sizes, strict=True)]
-        apart = chain.from_iterable(zip(signal_P.split(sizes), gaps, strict=True))
-        mels_MP = self._mels(torch.cat(list(apart))[None])[0]
-        longest = int(self.num_frames(length.new_tensor(signal_BN.shape[1]))) + 1
-        x_BMT = signal_P.new_zeros(len(rows), self.cfg.features, longest)
-        for row, (begin, valid) in enumerate(zip(_begins(num_frames), self.num_frames(length).tolist(), strict=True)):
-            x_BMT[row, :, :valid] = mels_MP[:, begin : begin + valid]
-        return x_BMT
+        num_frames = [(len(row) + reach) // hop + 1 for row in rows]
+        begins = _begins(num_frames)
+        signal_P = signal_BN.new_zeros(sum(num_frames) * hop + 2 * reach)
+        for begin, utterance in zip(begins, utterances, strict=True):
+            place = signal_P[begin * hop + reach :][: len(utterance)].copy_(utterance)
+            if self.cfg.preemph is not None:
+                place[1:].sub_(utterance[:-1], alpha=self.cfg.preemph)
+        mels_PM = self._log(mel_bands(self._power(signal_P[None])[0].T, self.fb[0].float()))
+        longest = int(self.num_padded_frames(length.new_tensor(signal_BN.shape[1])))
+        x_BTM = signal_BN.new_zeros(len(rows), longest, self.cfg.features)
+        for x_TM, begin, valid in zip(x_BTM, begins, self.num_frames(length).tolist(), strict=True):
+            x_TM[:valid] = mels_PM[begin : begin + valid]
+        return x_BTM.transpose(1, 2)
 
     def num_frames(self, num_samples: Tensor) -> Tensor:
         """Frames of an utterance: one per stride, the centred first one not counted at the end; none for no samples."""
@@ -127,13 +127,14 @@ class MelFeaturizer(KeepsPrecision):
     def _dithered(self, signal: Tensor, generator: torch.Generator | None) -> Tensor:
         if not self.training or self.cfg.dither <= 0:
             return signal
-        return signal.add(torch.empty_like(signal).normal_(generator=generator), alpha=self.cfg.dither)
+        if may_be_read(signal):
+            noise = standard_normal(signal.numel(), generator).view_as(signal)
+        else:
+            noise = torch.empty_like(signal).normal_(generator=generator)
+        return signal.add(noise, alpha=self.cfg.dither)
 
-    def _mels(self, signal_BN: Tensor) -> Tensor:
-        x_BMT = self.fb.float() @ self._spectrum(signal_BN)
-        return self._log(x_BMT) if self.cfg.log else x_BMT
-
-    def _spectrum(self, signal_BN: Tensor) -> Tensor:
+    def _power(self, signal_BN: Tensor) -> Tensor:
+        """(B, F, T); the first and the last frame are centred on half a frame from the ends."""
         cfg = self.cfg
         window = None if self.window is None else self.window.float()
         if window is None:
@@ -144,19 +145,33 @@ class MelFeaturizer(KeepsPrecision):
             hop_length=cfg.num_stride_samples,
             win_length=cfg.num_window_samples,
             window=window,
-            center=True,
-            pad_mode="constant",
+            center=False,
             return_complex=True,
         )
         real_BFT, imaginary_BFT = torch.view_as_real(spectrum_BFT).unbind(-1)
         power_BFT = real_BFT.square().addcmul_(imaginary_BFT, imaginary_BFT)
         return power_BFT if cfg.mag_power == 2.0 else power_BFT.pow(cfg.mag_power / 2)
 
-    def _log(self, x_BMT: Tensor) -> Tensor:
+    def _log(self, mels: Tensor) -> Tensor:
+        if not self.cfg.log:
+            return mels
         guard = self.cfg.log_zero_guard_value
         if isinstance(guard, str):
-            guard = getattr(torch.finfo(x_BMT.dtype), guard)
-        return torch.log(x_BMT + guard if self.cfg.log_zero_guard_type == "add" else x_BMT.clamp(min=guard))
+            guard = getattr(torch.finfo(mels.dtype), guard)
+        return torch.log(mels + guard if self.cfg.log_zero_guard_type == "add" else mels.clamp(min=guard))
+
+
+def mel_bands(power_PF: Tensor, filters_MF: Tensor) -> Tensor:
+    """(P, M) the product of both, in a third of its time: a few filters at a time, of the bins that they hear."""
+    heard_MF = (filters_MF != 0).int()
+    begins = heard_MF.argmax(1).tolist()
+    ends = (heard_MF.shape[1] - heard_MF.flip(1).argmax(1)).tolist()
+    mels_PM = power_PF.new_empty(len(power_PF), len(filters_MF))
+    for first in range(0, len(filters_MF), _FILTERS_AT_ONCE):
+        some = slice(first, first + _FILTERS_AT_ONCE)
+        bins = slice(min(begins[some]), max(ends[some]))
+        torch.mm(power_PF[:, bins], filters_MF[some, bins].T, out=mels_PM[:, some])
+    return mels_PM
 
 
 def _begins(sizes: list[int]) -> list[int]:
@@ -165,15 +180,18 @@ def _begins(sizes: list[int]) -> list[int]:
 
 
 def normalize(x_BMT: Tensor, valid_B1T: Tensor, kind: str | dict[str, Any] | None) -> Tensor:
-    """Mean 0 and standard deviation 1 over the valid frames: per mel band, or of the utterance as a whole."""
+    """Mean 0 and standard deviation 1 over the valid frames: per mel band, or of the utterance as a whole.
+
+    Takes and gives 0 in all other frames.
+    """
     if kind not in ("per_feature", "all_features"):
         return x_BMT
     over = (2,) if kind == "per_feature" else (1, 2)
     count = valid_B1T.sum(2, keepdim=True) * (1 if kind == "per_feature" else x_BMT.shape[1])
-    mean = torch.where(valid_B1T, x_BMT, 0.0).sum(over, keepdim=True) / count.clamp(min=1)
+    mean = x_BMT.sum(over, keepdim=True) / count.clamp(min=1)
     centred_BMT = torch.where(valid_B1T, x_BMT - mean, 0.0)
     # A single frame has no spread: 0 / max(n - 1, 1) = 0, as NeMo's guard has it.
-    std: Tensor = torch.linalg.vector_norm(centred_BMT, dim=over, keepdim=True) / (count - 1).clamp(min=1).sqrt()
+    std = (centred_BMT.square().sum(over, keepdim=True) / (count - 1).clamp(min=1)).sqrt()
     return centred_BMT / (std + _STD_FLOOR)
 
 

@@ -8,7 +8,7 @@ import torch
 
 from nest_ssl.checkpoint import read_nemo
 from nest_ssl.modules import AudioToMelSpectrogramPreprocessor
-from nest_ssl.modules.features import mel_filters
+from nest_ssl.modules.features import mel_bands, mel_filters
 from nest_ssl.modules.lengths import valid_frames
 
 GOLDEN = Path(__file__).parents[2] / "parity" / "golden"
@@ -19,6 +19,14 @@ def test_filterbanks_equal_those_in_nemos_files() -> None:
     for name, bands in (("pre_conv", 80), ("xlarge_style", 128)):
         theirs = read_nemo(GOLDEN / f"{name}.nemo").weights["preprocessor.featurizer.fb"][0]
         torch.testing.assert_close(mel_filters(16_000, 512, bands, 0, 8_000), theirs, atol=1e-8, rtol=1e-6)
+
+
+@pytest.mark.parametrize("num_bands", [80, 64, 3, 130])
+def test_bands_of_the_bins_that_filters_hear_equal_those_of_all(num_bands: int) -> None:
+    filters = mel_filters(16_000, 512, num_bands, 0, 8_000)
+    filters[1] = 0.0  # hears nothing
+    power = torch.rand(50, 257)
+    torch.testing.assert_close(mel_bands(power, filters), power @ filters.T)
 
 
 def test_dither_is_added_in_training_only_and_follows_the_generator() -> None:
@@ -52,10 +60,10 @@ def test_mels_of_one_packed_signal_equal_those_of_a_padded_batch(options: dict[s
     length = torch.tensor([16_000, 0, 9_000, 1, 159, 160, 15_999, 0, 400, 15_900])
     audio = torch.randn(len(length), 16_000)  # not silent past the ends
     packed, padded = featurizer.packed_mels(audio, length, None), featurizer.padded_mels(audio, length, None)
-    valid = valid_frames(featurizer.num_frames(length), padded.shape[2])[:, None]
-    assert packed.shape == padded.shape
     assert not featurizer.packed_mels(audio, torch.zeros_like(length), None).any()
-    torch.testing.assert_close(packed, torch.where(valid, padded, 0.0), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(packed, padded, atol=1e-6, rtol=1e-5)
+    valid = valid_frames(featurizer.num_frames(length), padded.shape[2])[:, None]
+    assert not padded.where(~valid, 0.0).any()
 
 
 @pytest.mark.parametrize("preemph", [None, 0.97])
@@ -65,8 +73,7 @@ def test_packed_and_padded_mels_are_dithered_alike(preemph: float | None, monkey
     length = torch.tensor([8_000, 6_000, 0, 400])
     audio = torch.randn(len(length), 8_000)
     packed, padded = featurizer.packed_mels(audio, length, None), featurizer.padded_mels(audio, length, None)
-    valid = valid_frames(featurizer.num_frames(length), padded.shape[2])[:, None]
-    torch.testing.assert_close(packed, torch.where(valid, padded, 0.0), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(packed, padded, atol=1e-6, rtol=1e-5)
     assert not torch.allclose(packed, featurizer.eval().packed_mels(audio, length, None))
 
 
@@ -86,6 +93,17 @@ def test_frames_are_padded_to_a_multiple() -> None:
         assert mels.shape[2] == frames
         assert valid.tolist() == [100]
         assert not mels[:, :, 100:].any()
+
+
+def test_frames_past_the_end_have_the_value_asked_for() -> None:
+    audio, length = torch.randn(2, 16_000), torch.tensor([16_000, 8_000])
+    for normalize in ("per_feature", None):
+        options = {**OPTIONS, "normalize": normalize}
+        mels, valid = AudioToMelSpectrogramPreprocessor(**options, pad_value=-4.0).eval()(audio, length)
+        inside = valid_frames(valid, mels.shape[2])[:, None]
+        expected, _ = AudioToMelSpectrogramPreprocessor(**options).eval()(audio, length)
+        assert torch.equal(mels, torch.where(inside, expected, -4.0))
+        assert not expected.where(~inside, 0.0).any()
 
 
 def test_each_band_of_an_utterance_has_mean_zero_and_deviation_one() -> None:
