@@ -21,6 +21,8 @@ def test_distances_become_keys(num_frames: int) -> None:
         for key in range(num_frames):
             column = num_frames - 1 - (query - key)
             assert torch.equal(out[:, :, query, key], scores[:, :, query, column])
+    assert torch.equal(distances_to_keys(torch.cat((scores, scores))[2:]), out)  # not at the beginning of its memory
+    assert torch.equal(distances_to_keys(scores.mT.contiguous().mT), out)
 
 
 def test_limited_context_sees_exactly_its_frames() -> None:
