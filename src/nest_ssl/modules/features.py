@@ -92,7 +92,7 @@ class MelFeaturizer(KeepsPrecision):
     def packed_mels(self, signal_BN: Tensor, length: Tensor, generator: torch.Generator | None) -> Tensor:
         """The same of one signal of all utterances, so that nothing is computed for the padding.
 
-        8 utterances of 8 to 16 s on two cores: 15 ms in place of 25.
+        8 utterances of 8 to 16 s on two cores, without dither: 9 ms in place of 14.
         """
         hop, reach = self.cfg.num_stride_samples, self.cfg.num_fft // 2
         past_end = reach if self.cfg.preemph is None else 0  # without pre-emphasis, what follows the end is heard
