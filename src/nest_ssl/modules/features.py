@@ -77,13 +77,12 @@ class MelFeaturizer(KeepsPrecision):
 
     def padded_mels(self, signal_BN: Tensor, length: Tensor, generator: torch.Generator | None) -> Tensor:
         """(B, M, T), 0 past the ends."""
-        num_samples = signal_BN.shape[1]
         signal_BN = self._dithered(signal_BN, generator)
         if self.cfg.preemph is not None:
             # The sample just past the end would hold an echo of the last one: pre-emphasis first, then the cut.
             emphasised_BN = signal_BN.clone()
             emphasised_BN[:, 1:].sub_(signal_BN[:, :-1], alpha=self.cfg.preemph)
-            signal_BN = torch.where(valid_frames(length, num_samples), emphasised_BN, 0.0)
+            signal_BN = torch.where(valid_frames(length, signal_BN.shape[1]), emphasised_BN, 0.0)
         reach = self.cfg.num_fft // 2
         x_BMT = self._log(self.fb.float() @ self._power(F.pad(signal_BN, (reach, reach))))
         x_BMT = F.pad(x_BMT, (0, -x_BMT.shape[2] % max(1, self.cfg.pad_to)))

@@ -23,10 +23,7 @@ def standard_normal(size: int, generator: torch.Generator | None = None) -> Tens
 
 
 def random_chances(size: int, chance: float) -> Tensor:
-    """(size,) uint8, 1 with this chance, to one in 65536, else 0.
-
-    A value takes 16 random bits rather than a random number of torch: in a third of the time.
-    """
+    """(size,) uint8, 1 with this chance, to one in 65536, else 0: of 16 random bits each, not of a random number."""
     seed = int(torch.empty((), dtype=torch.int64).random_())
     words = np.random.SFC64(seed).random_raw((size + 3) // 4)
     return torch.from_numpy((words.view(np.uint16)[:size] < round(chance * 2**16)).view(np.uint8))
