@@ -105,8 +105,8 @@ def make_checkpoint(size: str, path: Path) -> None:
 
 
 def time_ours(checkpoint: Path, manifest: Path, out: Path, device: str, precision: str, workers: int) -> Times:
-    from nest_ssl.evaluation import FeatureExtractor, extract_features
-    from nest_ssl.evaluation.extract import ExtractOptions
+    from nest_ssl.extract import FeatureExtractor, extract_features
+    from nest_ssl.extract.extract import ExtractOptions
 
     extractor = FeatureExtractor(checkpoint, "all", device=device, precision=precision)
     rng = np.random.default_rng(0)
@@ -153,7 +153,7 @@ def time_nemo(
 
 def largest_difference(ours: Path, theirs: Path) -> float:
     """Of the features of all utterances, in fp32."""
-    from nest_ssl.evaluation.feature_files import read_features
+    from nest_ssl.extract.files import read_features
 
     largest = 0.0
     for number, line in enumerate((ours / "manifest.jsonl").read_text().splitlines()):

@@ -21,15 +21,15 @@ import torch
 
 from nest_ssl import EncDecDenoiseMaskedTokenPredModel
 from nest_ssl.config import compose
-from nest_ssl.distributed.agent import BEAT_EVERY_S
-from nest_ssl.distributed.beacon import Beacon
-from nest_ssl.distributed.limits import Limits
-from nest_ssl.distributed.mark import RankMark, WorkerMark
-from nest_ssl.distributed.monitor import LOOK_EVERY_S
-from nest_ssl.distributed.rows import local_rows
-from nest_ssl.distributed.stages import Stage
 from nest_ssl.freed_memory import keep_freed_memory
 from nest_ssl.training.stage_hooks import attach_stage_hooks
+from nest_ssl.watchdog.agent import BEAT_EVERY_S
+from nest_ssl.watchdog.beacon import Beacon
+from nest_ssl.watchdog.judge.limits import Limits
+from nest_ssl.watchdog.mark import RankMark, WorkerMark
+from nest_ssl.watchdog.monitor import LOOK_EVERY_S
+from nest_ssl.watchdog.rows import local_rows
+from nest_ssl.watchdog.stages import Stage
 
 NUM_CALLS = 200_000
 WHOLE_STEP = (Stage.DATA, Stage.TRANSFER, Stage.BACKWARD, Stage.OPTIMIZER)

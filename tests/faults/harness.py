@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.distributed.facts import hear_all_signals
 from tests.integration.runs import PROGRAM, arguments, losses
+from tests.unit.watchdog.facts import hear_all_signals
 
 INJECT = Path(__file__).parent / "inject"
 FLOOR_S = 3.0

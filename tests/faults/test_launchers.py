@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nest_ssl.distributed.launch import free_port
+from nest_ssl.launch.launcher import free_port
 from tests.faults.harness import FLOOR_S, Lab, Run, check_nothing_left, check_same_losses, noise_s
 
 TORCHRUN = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from pathlib import Path
 
-from nest_ssl.evaluation.run_report import write_run_report
+from nest_ssl.report.report import write_run_report
 from tests.integration.runs import arguments, losses, make_corpus, run, run_and_kill
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from nest_ssl.evaluation import FeatureExtractor
+from nest_ssl.extract import FeatureExtractor
 
 HERE = Path(__file__).parent
 WEIGHTS = (0.25, 0.75)

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from nest_ssl.data.demo import DemoConfig, DemoFolder, make_demo
+from nest_ssl.demo.dataset import DemoConfig, DemoFolder, make_demo
 
 _DEFAULT = DemoConfig()
 _FOLDER = Path("demo_data")

@@ -15,7 +15,7 @@ from nest_ssl.cli.console import quiet
 from nest_ssl.cli.progress import show_progress
 
 if TYPE_CHECKING:
-    from nest_ssl.evaluation.extract import Extracted
+    from nest_ssl.extract.extract import Extracted
 
 MAX_NAMED = 10
 
@@ -72,15 +72,15 @@ def extract(
     workers: Annotated[int, typer.Option(min=1, help="Threads that read and write.")] = 4,
 ) -> None:
     """Features of chosen layers: a file per utterance or shards, and their manifest. The same command goes on."""
-    from nest_ssl.evaluation.extract import ExtractOptions, extract_features
-    from nest_ssl.evaluation.features import FeatureExtractor
+    from nest_ssl.extract.extract import ExtractOptions, extract_features
+    from nest_ssl.layer_features import FeatureExtractor
 
     options = ExtractOptions(format.value, dtype.value, batch_seconds, max_duration, shard_mb, workers)
     extractor = FeatureExtractor(
         checkpoint, layers, aggregation.value, read_weights(weights, layers), device=device, precision=precision.value
     )
     start = time.monotonic()
-    with show_progress("extract", "utterances") as show, quiet("nest_ssl.data.manifest"):
+    with show_progress("extract", "utterances") as show, quiet("nest_ssl.data.manifest.manifest"):
         result = extract_features(extractor, source, output, options, show)
     print_result(output, result, time.monotonic() - start)
     if result.bad:
@@ -108,7 +108,7 @@ def read_weights(text: str | None, layers: str) -> list[float] | None:
 
 
 def print_result(output: Path, result: Extracted, wall_s: float) -> None:
-    from nest_ssl.evaluation.extract import BAD, INDEX
+    from nest_ssl.extract.extract import BAD, INDEX
 
     speed = f", {result.audio_s / wall_s:,.0f} × real time" if result.num_new else ""
     print(f"{output / INDEX}: {result.num_new:,} utterances in {wall_s:.1f} s{speed}; {result.num_kept:,} were there")

@@ -14,8 +14,8 @@ from rich.markup import escape
 from nest_ssl.cli.console import make_console, make_table, quiet
 
 if TYPE_CHECKING:
-    from nest_ssl.evaluation.inspect_manifest import ManifestFacts
-    from nest_ssl.evaluation.inspect_padding import Batching
+    from nest_ssl.inspect.manifest import ManifestFacts
+    from nest_ssl.inspect.padding import Batching
 
 BAR_WIDTH = 40
 PADDING_LEGEND = """mean, largest: a batch with its padding. left out: utterances in incomplete batches (drop_last).
@@ -53,8 +53,8 @@ def inspect(
 ) -> None:
     """Hours, durations, formats, padding of each way to form batches, and example batches drawn on a page."""
     from nest_ssl.config.compose import DEFAULT_CONFIG
-    from nest_ssl.evaluation.inspect import InspectOptions, inspect_data, training_config
-    from nest_ssl.evaluation.inspect_page import write_page
+    from nest_ssl.inspect.inspect import InspectOptions, inspect_data, training_config
+    from nest_ssl.inspect.page import write_page
 
     if not output.parent.is_dir():
         raise ValueError(f"--output {output}: there is no folder {output.parent}. Make it first.")
@@ -65,7 +65,7 @@ def inspect(
     assert config.train_ds is not None
     sizes = batch_size or [config.train_ds.batch_size or DEFAULT_BATCH_SIZE]
     options = InspectOptions(batch_sizes=sizes, max_files=files, num_examples=examples, seed=seed)
-    with quiet("nest_ssl.data.manifest"):  # its lines are in the tables
+    with quiet("nest_ssl.data.manifest.manifest"):  # its lines are in the tables
         inspection = inspect_data(config, options)
     write_page(inspection, output)
     console = make_console()
@@ -101,7 +101,7 @@ def print_manifest(console: Console, kind: str, facts: ManifestFacts) -> None:
 
 
 def print_durations(console: Console, facts: ManifestFacts) -> None:
-    from nest_ssl.evaluation.inspect_manifest import duration_histogram
+    from nest_ssl.inspect.manifest import duration_histogram
 
     names = ("shortest", "5 %", "median", "95 %", "longest")
     percentiles = zip(names, facts.percentiles_s((0, 5, 50, 95, 100)), strict=True)

@@ -27,8 +27,8 @@ def pretrain(
     Exit codes: 0 finished, 75 ended but resumable, 1 needs a person.
     """
     from nest_ssl.config import compose
-    from nest_ssl.distributed.exit_codes import FINISHED
-    from nest_ssl.distributed.ranks import as_rank_zero
+    from nest_ssl.launch.exit_codes import FINISHED
+    from nest_ssl.launch.ranks import as_rank_zero
     from nest_ssl.training.start import start
 
     with as_rank_zero():
@@ -44,8 +44,8 @@ def pretrain(
 def show_result(cfg: NestConfig, run_dir: Path) -> None:
     """Write the report of a finished run; say what came out, where it is, and what to do next."""
     from nest_ssl.config import ExperimentConfig
-    from nest_ssl.evaluation.run_metrics import read_metrics
-    from nest_ssl.evaluation.run_verdict import setback
+    from nest_ssl.report.metrics import read_metrics
+    from nest_ssl.report.verdict import setback
     from nest_ssl.training.experiment import RunFolder
     from nest_ssl.training.summary import describe, places, summarize
 
@@ -79,7 +79,7 @@ def _next_commands(cfg: NestConfig, model: str) -> list[str]:
 
 
 def _write_report(run_dir: Path) -> None:
-    from nest_ssl.evaluation.run_report import write_run_report
+    from nest_ssl.report.report import write_run_report
 
     try:
         with quiet("nest_ssl.data"):  # which says again how many utterances there are

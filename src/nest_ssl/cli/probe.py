@@ -12,7 +12,7 @@ from nest_ssl.cli.console import make_console, make_table, quiet
 from nest_ssl.cli.progress import show_progress
 
 if TYPE_CHECKING:
-    from nest_ssl.evaluation.probe import ProbeResult
+    from nest_ssl.probe.probe import ProbeResult
 
 
 class Head(StrEnum):
@@ -45,15 +45,15 @@ def probe(
     seed: Annotated[int, typer.Option(min=0, help="Of noise, choice of labels, random weights and resampling.")] = 0,
 ) -> None:
     """Train a small classifier on frozen features; compare it with log-mel statistics and with random weights."""
-    from nest_ssl.evaluation.probe import ProbeOptions, write_results
-    from nest_ssl.evaluation.probe import probe as run_probe
-    from nest_ssl.evaluation.probe_attentive import TrainingOptions
+    from nest_ssl.probe.attentive import TrainingOptions
+    from nest_ssl.probe.probe import ProbeOptions, write_results
+    from nest_ssl.probe.probe import probe as run_probe
 
     chosen = head.value if head is not None else "attentive" if finetune else "linear"
     training = TrainingOptions(finetune=finetune, epochs=epochs, lr=lr, encoder_lr=encoder_lr)
     options = ProbeOptions(label, layers, chosen, snr, noise, labels_per_class, training, seed)
     unit = "utterances" if chosen == "linear" else "steps"
-    with show_progress("probe", unit) as show, quiet("nest_ssl.data.manifest"):
+    with show_progress("probe", unit) as show, quiet("nest_ssl.data.manifest.manifest"):
         result = run_probe(checkpoint, train, test, options, device=device, report=show)
     write_results(result, options, output, {"checkpoint": checkpoint, "train": train, "test": test})
     print_result(result, options.label)

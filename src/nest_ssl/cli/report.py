@@ -15,8 +15,8 @@ def report(
     output: Annotated[Path | None, typer.Option(help="The page to write; default: RUN_DIR/report.html.")] = None,
 ) -> None:
     """Curves, codebook use, a verdict, and an utterance with its tokens: one HTML file that needs no network."""
-    from nest_ssl.evaluation.run_report import write_run_report
+    from nest_ssl.report.report import write_run_report
 
-    with quiet("nest_ssl.data.manifest"):  # sizes of manifests are no news of a run
+    with quiet("nest_ssl.data.manifest.manifest"):  # sizes of manifests are no news of a run
         path = write_run_report(run_dir, output=output)
     print(path)

@@ -21,8 +21,8 @@ def verify(
     report: Path | None = typer.Option(None, help="Write the outcome as a page (Markdown)."),
 ) -> None:
     """Check model files against recorded numbers, or against NeMo itself where it can be run."""
-    from nest_ssl.verification import verify as verify_file
-    from nest_ssl.verification import write_report
+    from nest_ssl.verify import verify as verify_file
+    from nest_ssl.verify import write_report
 
     console = make_console()
     results = [verify_file(path, recorded, nemo_python) for path in files]

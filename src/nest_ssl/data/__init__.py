@@ -6,18 +6,22 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nest_ssl.data.augmentation import MultiSpeakerNoiseAugmentation, SpeakerNoiseAugmentation, build_augmentor
-    from nest_ssl.data.bad_data import BadDataError, BadDataLog, BadFile
-    from nest_ssl.data.batch import AudioNoiseBatch, AudioNoiseItem, collate
-    from nest_ssl.data.build import build_loader
-    from nest_ssl.data.dataset import AudioNoiseDataset
-    from nest_ssl.data.lhotse_dataset import LhotseAudioNoiseDataset
-    from nest_ssl.data.loader import PlannedLoader
-    from nest_ssl.data.manifest import Manifest, Utterance, open_manifests
-    from nest_ssl.data.manifest_parse import ManifestError
-    from nest_ssl.data.manifest_paths import split_groups, split_paths
-    from nest_ssl.data.noise import NoiseSource, load_noise_audio, sample_noise
-    from nest_ssl.data.tarred import TarredAudioNoiseDataset
+    from nest_ssl.data.batch.augmentation import (
+        MultiSpeakerNoiseAugmentation,
+        SpeakerNoiseAugmentation,
+        build_augmentor,
+    )
+    from nest_ssl.data.batch.bad_data import BadDataError, BadDataLog, BadFile
+    from nest_ssl.data.batch.batch import AudioNoiseBatch, AudioNoiseItem, collate
+    from nest_ssl.data.batch.loader import PlannedLoader
+    from nest_ssl.data.batch.noise import NoiseSource, load_noise_audio, sample_noise
+    from nest_ssl.data.manifest.lines import ManifestError
+    from nest_ssl.data.manifest.manifest import Manifest, Utterance, open_manifests
+    from nest_ssl.data.manifest.paths import split_groups, split_paths
+    from nest_ssl.data.sources.build import build_loader
+    from nest_ssl.data.sources.files import AudioNoiseDataset
+    from nest_ssl.data.sources.lhotse import LhotseAudioNoiseDataset
+    from nest_ssl.data.sources.tar import TarredAudioNoiseDataset
 
 __all__ = [
     "AudioNoiseBatch",
@@ -48,29 +52,29 @@ __all__ = [
 # torch and lhotse take seconds to import: wait until something needs them, so that the command line and the workers of
 # `nest-ssl prepare` start at once.
 _HOMES = {
-    "AudioNoiseBatch": "batch",
-    "AudioNoiseDataset": "dataset",
-    "AudioNoiseItem": "batch",
-    "BadDataError": "bad_data",
-    "BadDataLog": "bad_data",
-    "BadFile": "bad_data",
-    "LhotseAudioNoiseDataset": "lhotse_dataset",
-    "Manifest": "manifest",
-    "ManifestError": "manifest_parse",
-    "MultiSpeakerNoiseAugmentation": "augmentation",
-    "NoiseSource": "noise",
-    "PlannedLoader": "loader",
-    "SpeakerNoiseAugmentation": "augmentation",
-    "TarredAudioNoiseDataset": "tarred",
-    "Utterance": "manifest",
-    "build_augmentor": "augmentation",
-    "build_loader": "build",
-    "collate": "batch",
-    "load_noise_audio": "noise",
-    "open_manifests": "manifest",
-    "sample_noise": "noise",
-    "split_groups": "manifest_paths",
-    "split_paths": "manifest_paths",
+    "AudioNoiseBatch": "batch.batch",
+    "AudioNoiseDataset": "sources.files",
+    "AudioNoiseItem": "batch.batch",
+    "BadDataError": "batch.bad_data",
+    "BadDataLog": "batch.bad_data",
+    "BadFile": "batch.bad_data",
+    "LhotseAudioNoiseDataset": "sources.lhotse",
+    "Manifest": "manifest.manifest",
+    "ManifestError": "manifest.lines",
+    "MultiSpeakerNoiseAugmentation": "batch.augmentation",
+    "NoiseSource": "batch.noise",
+    "PlannedLoader": "batch.loader",
+    "SpeakerNoiseAugmentation": "batch.augmentation",
+    "TarredAudioNoiseDataset": "sources.tar",
+    "Utterance": "manifest.manifest",
+    "build_augmentor": "batch.augmentation",
+    "build_loader": "sources.build",
+    "collate": "batch.batch",
+    "load_noise_audio": "batch.noise",
+    "open_manifests": "manifest.manifest",
+    "sample_noise": "batch.noise",
+    "split_groups": "manifest.paths",
+    "split_paths": "manifest.paths",
 }
 
 

@@ -14,10 +14,10 @@ from lightning.pytorch.callbacks import Callback
 
 import nest_ssl
 from nest_ssl.config import NestConfig
-from nest_ssl.data.loader import PlannedLoader
-from nest_ssl.distributed.mark import RankMark
-from nest_ssl.distributed.preflight import Facts, code_version, compare_ranks
-from nest_ssl.distributed.stages import InitPart, Stage
+from nest_ssl.data.batch.loader import PlannedLoader
+from nest_ssl.launch.preflight import Facts, code_version, compare_ranks
+from nest_ssl.watchdog.mark import RankMark
+from nest_ssl.watchdog.stages import InitPart, Stage
 
 
 class CompareRanks(Callback):

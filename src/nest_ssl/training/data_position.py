@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from nest_ssl.data.loader import PlannedLoader
+from nest_ssl.data.batch.loader import PlannedLoader
 
 log = logging.getLogger(__name__)
 

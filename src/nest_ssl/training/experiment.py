@@ -18,7 +18,7 @@ from pathlib import Path
 import yaml
 
 from nest_ssl.config import CheckpointConfig, ExperimentConfig, NestConfig
-from nest_ssl.distributed.incident import LAST, newest_of
+from nest_ssl.watchdog.report.incident import LAST, newest_of
 
 try:
     import fcntl

@@ -18,7 +18,7 @@ from nest_ssl.captured import CapturedLoss
 from nest_ssl.config import DatasetConfig, NestConfig
 from nest_ssl.config.parse import MISSING
 from nest_ssl.data import AudioNoiseBatch, build_loader
-from nest_ssl.data.loader import PlannedLoader
+from nest_ssl.data.batch.loader import PlannedLoader
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel, MaskedPrediction
 from nest_ssl.nemo_file import nemo_config
 from nest_ssl.training import sharding

@@ -17,7 +17,6 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from nest_ssl.checkpoint.initialize import maybe_init_from_pretrained_checkpoint
 from nest_ssl.config import DatasetConfig, ExperimentConfig, NestConfig
-from nest_ssl.distributed.agent import RankAgent
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
 from nest_ssl.training import experiment
 from nest_ssl.training.averaging import ExponentialAverage
@@ -34,6 +33,7 @@ from nest_ssl.training.time_limit import TimePerRun
 from nest_ssl.training.trainer import build_trainer
 from nest_ssl.training.validation_sets import validation_sets
 from nest_ssl.training.watch import Watch
+from nest_ssl.watchdog.agent import RankAgent
 
 log = logging.getLogger(__name__)
 
@@ -145,7 +145,7 @@ def _check_endless(cfg: NestConfig, exp: ExperimentConfig, *, validates: bool) -
 def _is_endless(config: DatasetConfig) -> bool:
     if not config.use_lhotse:
         return config.endless
-    from nest_ssl.data.lhotse_inputs import is_endless  # with lhotse
+    from nest_ssl.data.sources.lhotse_inputs import is_endless  # with lhotse
 
     return is_endless(config)
 

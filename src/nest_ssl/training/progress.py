@@ -13,8 +13,8 @@ from lightning.pytorch.callbacks import Callback
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from nest_ssl.distributed.system import say
 from nest_ssl.training.metrics_csv import MetricsCsv
+from nest_ssl.watchdog.system import say
 
 LINE_EVERY_S = 10.0
 

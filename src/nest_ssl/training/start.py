@@ -17,10 +17,10 @@ from typing import Any
 
 from nest_ssl.config import ExperimentConfig, NestConfig, TrainerConfig
 from nest_ssl.config.data import DatasetConfig
-from nest_ssl.distributed import ranks
-from nest_ssl.distributed.exit_codes import FINISHED, NEEDS_A_PERSON, RESUMABLE
-from nest_ssl.distributed.ranks import RankFacts
 from nest_ssl.freed_memory import keep_freed_memory
+from nest_ssl.launch import ranks
+from nest_ssl.launch.exit_codes import FINISHED, NEEDS_A_PERSON, RESUMABLE
+from nest_ssl.launch.ranks import RankFacts
 from nest_ssl.training import experiment
 from nest_ssl.training.experiment import RunFolder
 
@@ -70,7 +70,7 @@ def devices_per_node(config: TrainerConfig) -> int:
 
 
 def _launch(cfg: NestConfig, arguments: list[str], per_node: int, run_dir: Path) -> int:
-    from nest_ssl.distributed.launch import Job, check_address, check_port, launch
+    from nest_ssl.launch.launcher import Job, check_address, check_port, launch
 
     node = int(os.environ.get("NODE_RANK", "0"))
     port = os.environ.get("MASTER_PORT")
@@ -102,9 +102,9 @@ def _launch(cfg: NestConfig, arguments: list[str], per_node: int, run_dir: Path)
 
 
 def _train(cfg: NestConfig, arguments: list[str], facts: RankFacts, folder: RunFolder) -> int:
-    from nest_ssl.distributed.attach import attached
-    from nest_ssl.distributed.beacon import RankState
-    from nest_ssl.distributed.launch import check_address, check_port
+    from nest_ssl.launch.attach import attached
+    from nest_ssl.launch.launcher import check_address, check_port
+    from nest_ssl.watchdog.beacon import RankState
 
     keep_freed_memory()
     os.environ.update(facts.variables() if facts.world_size > 1 else {})

@@ -13,16 +13,16 @@ from torch.optim import Optimizer
 
 from nest_ssl.config import NestConfig
 from nest_ssl.data import AudioNoiseBatch
-from nest_ssl.distributed.agent import RankAgent
-from nest_ssl.distributed.incident import LAST
-from nest_ssl.distributed.reads import ReadReport
-from nest_ssl.distributed.stages import InitPart, Stage, validation_part
 from nest_ssl.training.compare import CompareRanks
 from nest_ssl.training.experiment import RunFolder, saves_when_stopped
 from nest_ssl.training.module import PretrainingModule
 from nest_ssl.training.moments import is_within_step, validation_is_next
 from nest_ssl.training.stage_hooks import attach_stage_hooks
 from nest_ssl.training.trace import BarrierBeforeEncoder, TraceStages
+from nest_ssl.watchdog.agent import RankAgent
+from nest_ssl.watchdog.reads import ReadReport
+from nest_ssl.watchdog.report.incident import LAST
+from nest_ssl.watchdog.stages import InitPart, Stage, validation_part
 
 
 class Stopped(Exception):  # noqa: N818 - it is no error

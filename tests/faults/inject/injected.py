@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from nest_ssl.data.dataset import AudioNoiseDataset
-from nest_ssl.data.loader import PlanSampler
+from nest_ssl.data.batch.loader import PlanSampler
+from nest_ssl.data.sources.files import AudioNoiseDataset
 from nest_ssl.modules import AudioToMelSpectrogramPreprocessor, ConformerEncoder
 from nest_ssl.modules.conformer import ConformerLayer
 from nest_ssl.training.module import PretrainingModule

@@ -13,7 +13,7 @@ import torch
 from nest_ssl import EncDecMaskedTokenPredModel, load
 from nest_ssl.checkpoint.export import export_checkpoint
 from nest_ssl.checkpoint.huggingface import inexpressible
-from nest_ssl.evaluation import FeatureExtractor
+from nest_ssl.extract import FeatureExtractor
 from nest_ssl.nemo_file import CheckpointError
 from tests.helpers import tiny_model
 from tests.parity.cases import audio, fill_parameters

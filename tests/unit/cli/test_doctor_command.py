@@ -10,16 +10,16 @@ from typer.testing import CliRunner
 
 from nest_ssl.cli.main import app
 from nest_ssl.config import compose
-from nest_ssl.distributed import doctor
-from nest_ssl.distributed.beacon import Beacon, RankState
-from nest_ssl.distributed.doctor import BAD, GOOD, Finding, check_machine
-from nest_ssl.distributed.explain import explain_run
-from nest_ssl.distributed.limits import Limits
-from nest_ssl.distributed.mark import RankMark, WorkerMark
-from nest_ssl.distributed.rows import local_rows
-from nest_ssl.distributed.stages import FIRST_LAYER, Stage
-from nest_ssl.distributed.status import write_status
-from tests.distributed.facts import monitor_settings
+from nest_ssl.watchdog import doctor
+from nest_ssl.watchdog.beacon import Beacon, RankState
+from nest_ssl.watchdog.doctor import BAD, GOOD, Finding, check_machine
+from nest_ssl.watchdog.judge.limits import Limits
+from nest_ssl.watchdog.mark import RankMark, WorkerMark
+from nest_ssl.watchdog.report.explain import explain_run
+from nest_ssl.watchdog.rows import local_rows
+from nest_ssl.watchdog.stages import FIRST_LAYER, Stage
+from nest_ssl.watchdog.status import write_status
+from tests.unit.watchdog.facts import monitor_settings
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nest_ssl.cli.main import main
-from tests.unit.evaluation.speech_like import read_lines, write_checkpoint, write_corpus
+from tests.unit.probe.speech_like import read_lines, write_checkpoint, write_corpus
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from rich.console import Console
 from nest_ssl import load
 from nest_ssl.checkpoint.summary import open_source, parameter_differences, summarize
 from nest_ssl.cli.console import make_table
-from nest_ssl.verification import verify
-from nest_ssl.verification.compare import ask_nemo, compare
+from nest_ssl.verify import verify
+from nest_ssl.verify.compare import ask_nemo, compare
 
 GOLDEN = Path(__file__).parents[2] / "parity" / "golden"
 

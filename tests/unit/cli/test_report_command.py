@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nest_ssl.cli.main import app, main
-from tests.unit.evaluation.fake_run import make_run
+from tests.unit.report.fake_run import make_run
 
 runner = CliRunner()
 

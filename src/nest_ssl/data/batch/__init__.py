@@ -1,0 +1,1 @@
+"""Making batches: reading, noise, augmentation, padding, and the loader that hands them out."""

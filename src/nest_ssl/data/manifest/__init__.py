@@ -1,0 +1,1 @@
+"""Manifests: JSON lines as NeMo's, their index, and the paths in them."""

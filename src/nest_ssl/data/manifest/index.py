@@ -1,0 +1,168 @@
+"""The index of a manifest: where each line begins and how long each utterance is, as a memory-mapped file beside it.
+
+Built once, in one pass (10 million lines: see benchmarks/manifest_index.py), and again when the manifest's size or
+time of change differs. Layout, little endian: a header of 128 bytes, then N starts (int64), N durations (float32), and
+for each run of blank lines the number of the next utterance and of its line (2 x int64).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import struct
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nest_ssl.data.manifest.lines import ManifestError, parse_lines
+from nest_ssl.files import replacing
+
+logger = logging.getLogger(__name__)
+
+MAGIC = b"NESTIDX1"
+HEADER = struct.Struct("<8s qqqq 32s 56x")  # magic, size, mtime_ns, utterances, gaps, digest of the manifest
+PIECE_BYTES = 4 << 20
+SMALL_INDEX_BYTES = 1 << 20
+"""Smaller indexes are read instead of mapped: a mapping keeps a file descriptor, and shards come by the thousand."""
+BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class ManifestIndex:
+    """Where the utterances of one manifest file are."""
+
+    starts: NDArray[np.int64]
+    durations_s: NDArray[np.float32]
+    gaps: NDArray[np.int64]
+    """(number of runs of blank lines, 2): next utterance, and its line number."""
+    digest: bytes
+    """Hash of the manifest's content."""
+    size_bytes: int
+
+    def line_number(self, index: int) -> int:
+        """From 1, as editors count."""
+        gap = int(np.searchsorted(self.gaps[:, 0], index, side="right")) - 1
+        return index + 1 if gap < 0 else int(self.gaps[gap, 1]) + index - int(self.gaps[gap, 0])
+
+
+def open_index(manifest: str) -> ManifestIndex:
+    """The index of a manifest: the stored one if it is fresh, a new one otherwise."""
+    try:
+        status = os.stat(manifest)
+        if not os.path.isfile(manifest):
+            raise ManifestError(manifest, "not a regular file", "Give a JSON-lines manifest.")
+    except FileNotFoundError:
+        way_out = f"'nest-ssl prepare FOLDER --output {manifest}' writes one."
+        raise ManifestError(manifest, "no such manifest", way_out) from None
+    places = [Path(f"{manifest}.idx"), _cache_path(manifest)]
+    for place in places:
+        index = _load(place, status)
+        if index is not None:
+            return index
+    failures = []
+    for place in places:
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            _build(manifest, place, status)
+        except OSError as error:
+            failures.append(f"{place}: {error.strerror or error}")
+            continue
+        if place is not places[0]:
+            logger.warning("%s: its folder cannot be written (%s); the index is %s", manifest, failures[0], place)
+        index = _load(place, status)
+        if index is None:
+            raise ManifestError(manifest, "changed while it was read", "Wait until it is written, and start again.")
+        return index
+    raise ManifestError(manifest, f"no place for its index ({'; '.join(failures)})", "Set NEST_SSL_CACHE_DIR.")
+
+
+def _cache_path(manifest: str) -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    folder = Path(os.environ.get("NEST_SSL_CACHE_DIR") or Path(home, "nest-ssl"))
+    key = hashlib.sha256(os.path.abspath(manifest).encode(errors="surrogateescape")).hexdigest()[:16]
+    return folder / f"{Path(manifest).name}.{key}.idx"
+
+
+def _load(place: Path, status: os.stat_result) -> ManifestIndex | None:
+    """The index stored there; None if there is none, or it is stale, foreign or cut off."""
+    try:
+        with open(place, "rb") as file:
+            header = file.read(HEADER.size)
+            if len(header) < HEADER.size:
+                return None
+            magic, size, mtime_ns, num_utterances, num_gaps, digest = HEADER.unpack(header)
+            num_bytes = HEADER.size + 12 * num_utterances + 16 * num_gaps
+            if (magic, size, mtime_ns) != (MAGIC, status.st_size, status.st_mtime_ns):
+                return None
+            if os.fstat(file.fileno()).st_size != num_bytes:
+                return None
+            file.seek(0)
+            small = num_bytes <= SMALL_INDEX_BYTES
+            data = np.frombuffer(file.read(), dtype=np.uint8) if small else np.asarray(np.memmap(file, mode="r"))
+    except OSError:
+        return None
+    starts_end = HEADER.size + 8 * num_utterances
+    durations_end = starts_end + 4 * num_utterances
+    return ManifestIndex(
+        starts=data[HEADER.size : starts_end].view(np.int64),
+        durations_s=data[starts_end:durations_end].view(np.float32),
+        gaps=np.frombuffer(data[durations_end:].tobytes(), dtype=np.int64).reshape(-1, 2),
+        digest=digest,
+        size_bytes=size,
+    )
+
+
+def _build(manifest: str, place: Path, status: os.stat_result) -> None:
+    """Writes the index at once, so that no reader ever sees half of one."""
+    digest = hashlib.sha256()
+    num_utterances, next_line, expected_line = 0, 1, 1
+    gaps: list[tuple[int, int]] = []
+    with (
+        replacing(place) as out,
+        tempfile.TemporaryFile(dir=place.parent) as durations,
+        open(manifest, "rb") as file,
+    ):
+        out.write(bytes(HEADER.size))
+        for start, piece in _pieces(file, digest):
+            lines = parse_lines(piece, manifest, next_line)
+            out.write((lines.starts + start).astype("<i8").tobytes())
+            durations.write(lines.durations_s.astype("<f4").tobytes())
+            line_numbers = next_line + lines.line_numbers
+            jumps = np.flatnonzero(np.diff(line_numbers, prepend=expected_line - 1) != 1)
+            gaps += [(num_utterances + int(i), int(line_numbers[i])) for i in jumps]
+            if len(line_numbers):
+                expected_line = int(line_numbers[-1]) + 1
+            num_utterances += len(lines.starts)
+            next_line += lines.num_lines
+        durations.seek(0)
+        shutil.copyfileobj(durations, out, 1 << 20)
+        out.write(np.array(gaps, dtype="<i8").tobytes())
+        out.seek(0)
+        header = (MAGIC, status.st_size, status.st_mtime_ns, num_utterances, len(gaps), digest.digest())
+        out.write(HEADER.pack(*header))
+
+
+def _pieces(file: BinaryIO, digest: Any) -> Iterator[tuple[int, bytes]]:
+    """Pieces of about 4 MB that end at the end of a line, with their position; a byte-order mark is left out."""
+    start, rest = 0, b""
+    while block := file.read(PIECE_BYTES):
+        digest.update(block)
+        if start == 0 and not rest and block.startswith(BOM):
+            start, block = len(BOM), block[len(BOM) :]
+        cut = block.rfind(b"\n") + 1
+        if cut == 0:
+            rest += block
+            continue
+        piece = rest + block[:cut]
+        rest = block[cut:]
+        yield start, piece
+        start += len(piece)
+    if rest:
+        yield start, rest

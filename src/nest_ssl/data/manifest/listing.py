@@ -1,0 +1,124 @@
+"""What an input of `nest-ssl prepare` names, in an order that does not change: a folder, a list, or a manifest."""
+
+from __future__ import annotations
+
+import heapq
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from nest_ssl.data.manifest.lines import ManifestError, parse_line
+from nest_ssl.data.manifest.paths import resolve_audio_path
+
+# fmt: off
+NOT_AUDIO = frozenset({
+    ".txt", ".md", ".rst", ".json", ".jsonl", ".csv", ".tsv", ".xml", ".yaml", ".yml", ".html", ".pdf",
+    ".lab", ".textgrid", ".stm", ".ctm", ".rttm", ".trn", ".srt", ".vtt", ".png", ".jpg", ".jpeg", ".gif",
+    ".py", ".sh", ".m3u", ".m3u8", ".tar", ".gz", ".tgz", ".bz2", ".xz", ".zip", ".npy", ".npz",
+    ".pt", ".idx", ".partial", ".log", ".state", ".new",
+})
+# fmt: on
+"""Files of a folder that are passed over without a word about each; everything else is tried."""
+NAMES_IN_MEMORY = 500_000
+"""A folder with more entries than this is sorted through temporary files."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One thing to measure."""
+
+    path: str
+    """Where the audio is; for messages alone when there is an error."""
+    item: dict[str, Any] = field(default_factory=dict)
+    """What the input manifest already says about it."""
+    error: str | None = None
+    """Why it cannot be measured."""
+
+
+def input_kind(source: Path) -> str:
+    """folder, manifest or list."""
+    if source.is_dir():
+        return "folder"
+    if not source.exists():
+        raise ValueError(f"{source}: no such folder, list or manifest.")
+    if not source.is_file():
+        raise ValueError(f"{source}: neither a folder nor a regular file.")
+    with open(source, "rb") as file:
+        first = file.readline(1 << 20).removeprefix(b"\xef\xbb\xbf").lstrip()
+    if b"\0" in first:
+        raise ValueError(f"{source}: not text. Give a folder, a list of paths, or a JSON-lines manifest.")
+    return "manifest" if first.startswith(b"{") or source.suffix in (".json", ".jsonl") else "list"
+
+
+def list_entries(source: Path) -> Iterator[Entry]:
+    """Everything the input names, in a fixed order, one at a time."""
+    kind = input_kind(source)
+    if kind == "folder":
+        return _folder_entries(os.fspath(source), ())
+    return _manifest_entries(source) if kind == "manifest" else _list_entries(source)
+
+
+def _folder_entries(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[Entry]:
+    """Files below a folder, sorted by name at each level. Links are followed, but never back to a folder above."""
+    try:
+        status = os.stat(folder)
+        identity = (status.st_dev, status.st_ino)
+        if identity in above:
+            return
+        for name in _sorted_names(folder):
+            path = os.path.join(folder, name)
+            if os.path.isdir(path):
+                yield from _folder_entries(path, (*above, identity))
+            elif not name.startswith(".") and os.path.splitext(name)[1].lower() not in NOT_AUDIO:
+                yield Entry(path)
+    except OSError as error:
+        yield Entry(folder, error=error.strerror or str(error))
+
+
+def _sorted_names(folder: str) -> Iterator[str]:
+    """Names in a folder by their bytes; in constant memory, however many there are."""
+    names: list[bytes] = []
+    with ExitStack() as stack:
+        runs: list[Iterator[bytes]] = []
+        with os.scandir(folder) as scan:
+            for entry in scan:
+                names.append(os.fsencode(entry.name))
+                if len(names) >= NAMES_IN_MEMORY:
+                    runs.append(_spilled(sorted(names), stack.enter_context(tempfile.TemporaryFile())))
+                    names = []
+        for name in heapq.merge(*runs, sorted(names)):
+            yield os.fsdecode(name)
+
+
+def _spilled(names: list[bytes], file: IO[bytes]) -> Iterator[bytes]:
+    """The same names, from a file. A zero byte, which no name holds, stands for a newline in one."""
+    file.writelines(name.replace(b"\n", b"\0") + b"\n" for name in names)
+    file.seek(0)
+    return (line[:-1].replace(b"\0", b"\n") for line in file)
+
+
+def _list_entries(source: Path) -> Iterator[Entry]:
+    with open(source, "rb") as file:
+        for line in file:
+            name = os.fsdecode(line.removeprefix(b"\xef\xbb\xbf").strip())
+            if name:
+                yield Entry(resolve_audio_path(name, os.fspath(source)))
+
+
+def _manifest_entries(source: Path) -> Iterator[Entry]:
+    manifest = os.fspath(source)
+    with open(source, "rb") as file:
+        for number, line in enumerate(file, start=1):
+            line = line.removeprefix(b"\xef\xbb\xbf").strip()
+            if not line:
+                continue
+            try:
+                item = parse_line(line, manifest, number)
+            except ManifestError as error:
+                yield Entry(f"{manifest}:{number}", error=error.what)
+            else:
+                yield Entry(resolve_audio_path(item.pop("audio_filepath"), manifest), item=item)

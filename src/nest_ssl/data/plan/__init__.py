@@ -1,0 +1,1 @@
+"""The batch plan: which utterances every rank reads in every step."""

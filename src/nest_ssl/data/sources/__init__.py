@@ -1,0 +1,1 @@
+"""Where utterances come from: files, tar shards, lhotse."""

@@ -1,0 +1,218 @@
+"""Audio in tar shards, read by place: any utterance at any time, so that a plan can be resumed and shared out.
+
+A shard's headers are read once by each process that opens it (20,000 members in about a second); audio is read with
+one seek. Streaming a tar, as webdataset does, could neither start at batch k nor give the same batches with any number
+of workers. Shards must therefore be files, uncompressed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import tarfile
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import IterableDataset, get_worker_info
+
+from nest_ssl.audio import AudioError
+from nest_ssl.audio.signal import ChannelSelector
+from nest_ssl.data.batch.augmentation import SpeakerNoiseAugmentation
+from nest_ssl.data.batch.batch import AudioNoiseItem
+from nest_ssl.data.manifest.kept_open import KeptOpen
+from nest_ssl.data.manifest.manifest import Manifest, Utterance, open_manifests
+from nest_ssl.data.manifest.paths import Paths, split_paths
+from nest_ssl.data.plan.order import Indices, ShardOrder
+from nest_ssl.data.plan.plan import FixedSizePlan
+from nest_ssl.data.sources.files import ManifestDataset
+
+log = logging.getLogger(__name__)
+
+LAYOUTS = {"scatter": "contiguous", "replicate": "replicated"}
+SUB_SEGMENT = re.compile(r"-sub\d+$")
+"""NeMo's mark on further utterances cut from the same member."""
+
+
+V = TypeVar("V")
+
+
+class TarShard:
+    """Members of one tar file by name."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._members: dict[str, tuple[int, int]] = {}
+        try:
+            with tarfile.open(path, "r:") as tar:
+                for member in tar:
+                    if member.isreg():
+                        self._members[member.name.removeprefix("./")] = (member.offset_data, member.size)
+        except (OSError, tarfile.TarError) as error:
+            if not self._members:  # what comes before the end of a truncated shard is good
+                raise AudioError(path, f"not a readable, uncompressed tar file: {error}") from None
+        for name in list(self._members):
+            self._members.setdefault(_stem(name), self._members[name])
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115
+
+    def names(self) -> Iterable[str]:
+        """Of all members, with and without folder and extension."""
+        return self._members
+
+    def read(self, name: str) -> bytes:
+        place = _find(self._members, name)
+        if place is None:
+            raise AudioError(f"{self.path}/{name}", "no such member in the shard")
+        offset, size = place
+        self._file.seek(offset)
+        data = self._file.read(size)
+        if len(data) < size:
+            raise AudioError(f"{self.path}/{name}", f"the shard ends after {len(data)} of {size} bytes")
+        return data
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class TarredAudioNoiseDataset(ManifestDataset, IterableDataset[AudioNoiseItem]):
+    """Audio in tar shards, named by one manifest for all or by one manifest per shard.
+
+    Iterating gives this rank's utterances in the order of a plan; `build_loader` does without these arguments and
+    plans for all ranks. Utterances are numbered shard by shard.
+    """
+
+    def __init__(
+        self,
+        noise_manifest: Paths | None = None,
+        batch_augmentor: SpeakerNoiseAugmentation | None = None,
+        min_audio_len_secs: float = 1.0,
+        pad_audio_mode: str = "repeat",
+        *,
+        audio_tar_filepaths: Paths,
+        manifest_filepath: Paths,
+        sample_rate: int,
+        int_values: bool = False,
+        max_duration: float | None = None,
+        min_duration: float | None = None,
+        trim: bool = False,
+        channel_selector: ChannelSelector = None,
+        shuffle_n: int = 0,
+        shard_strategy: str = "scatter",
+        shard_manifests: bool = False,
+        global_rank: int = 0,
+        world_size: int = 1,
+        seed: int = 0,
+        noise_bank_gb: float = 0.0,
+    ) -> None:
+        super().__init__(
+            open_manifests(manifest_filepath, min_duration_s=min_duration, max_duration_s=max_duration),
+            sample_rate=sample_rate,
+            noise_manifest=noise_manifest,
+            batch_augmentor=batch_augmentor,
+            min_audio_len_secs=min_audio_len_secs,
+            pad_audio_mode=pad_audio_mode,
+            trim=trim,
+            int_values=int_values,
+            channel_selector=channel_selector,
+            seed=seed,
+            noise_bank_gb=noise_bank_gb,
+        )
+        if shard_strategy not in LAYOUTS:
+            raise ValueError(f"tarred_shard_strategy: {shard_strategy!r} is not one of 'scatter', 'replicate'.")
+        self.shard_strategy, self.shuffle_n = shard_strategy, shuffle_n
+        self.global_rank, self.world_size = global_rank, world_size
+        self._tars = KeptOpen(TarShard)
+        self._paths = _existing(split_paths(audio_tar_filepaths))
+        self._numbers: Indices | None = None
+        """Number in the manifest of each utterance; None: manifests are per shard, so both numberings agree."""
+        if shard_manifests or len(self.manifest.paths) > 1:
+            self.shard_sizes = self._sizes_of_shard_manifests()
+        else:
+            self._numbers, self.shard_sizes = _sorted_by_shard(self.manifest, self._paths, self._tars)
+        self._ends = np.cumsum(self.shard_sizes)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def __iter__(self) -> Iterator[AudioNoiseItem]:
+        """Items of this rank, or, in a loader process, its share of them."""
+        plan = FixedSizePlan(
+            self.order(seed=self.maker.seed, shuffle=self.shuffle_n > 0),
+            batch_size=1,
+            world_size=self.world_size,
+            drop_last=False,
+            seed=self.maker.seed,
+            fingerprint=self.manifest.fingerprint(),
+            layout=LAYOUTS[self.shard_strategy],
+        )
+        worker = get_worker_info()
+        first, every = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        for step in range(first, plan.cut.num_steps, every):
+            yield self.item(int(plan.batch(0, step, self.global_rank).indices[0]))
+
+    @property
+    def durations_s(self) -> npt.NDArray[np.float32]:
+        return self.manifest.durations_s if self._numbers is None else self.manifest.durations_s[self._numbers]
+
+    def order(self, *, seed: int, shuffle: bool, stream: int = 0) -> ShardOrder:
+        return ShardOrder(self.shard_sizes, seed, shuffle, self.shuffle_n, stream)
+
+    def utterance(self, index: int) -> Utterance:
+        return self.manifest[index if self._numbers is None else int(self._numbers[index])]
+
+    def source(self, index: int, utterance: Utterance) -> tuple[str | bytes, str]:
+        shard = self._paths[int(np.searchsorted(self._ends, index, side="right"))]
+        name = utterance.audio_filepath
+        with self._tars.file(shard) as tar:
+            return tar.read(name), f"{shard}/{name}"
+
+    def _sizes_of_shard_manifests(self) -> tuple[int, ...]:
+        sizes = self.manifest.num_per_file
+        if len(sizes) != len(self._paths):
+            raise ValueError(
+                f"{len(sizes)} manifests for {len(self._paths)} tar shards. Give one manifest for all shards, or as "
+                "many manifests as shards, in the same order."
+            )
+        return tuple(sizes)
+
+
+def _existing(paths: list[str]) -> list[str]:
+    missing = [path for path in paths if not os.path.isfile(path)]
+    if missing:
+        raise FileNotFoundError(
+            f"tarred_audio_filepaths: {missing[0]}: no such file ({len(missing)} of {len(paths)} shards are missing)."
+        )
+    return paths
+
+
+def _sorted_by_shard(manifest: Manifest, paths: list[str], tars: KeptOpen[TarShard]) -> tuple[Indices, tuple[int, ...]]:
+    """Manifest numbers shard by shard, and how many each shard has. Reads the headers of all shards."""
+    shard_of_name: dict[str, int] = {}
+    for number, path in enumerate(paths):
+        with tars.file(path) as tar:
+            for name in tar.names():
+                shard_of_name.setdefault(name, number)
+    found = (_find(shard_of_name, utterance.audio_filepath) for utterance in manifest)
+    shard_of = np.fromiter((-1 if number is None else number for number in found), np.int64, len(manifest))
+    num_missing = int(np.count_nonzero(shard_of < 0))
+    if num_missing:
+        log.warning("%s: %d utterances are in none of the shards: left out", manifest.name, num_missing)
+    if num_missing == len(shard_of):
+        raise ValueError(f"{manifest.name}: none of its {num_missing} utterances is in the shards ({paths[0]}, …).")
+    order = np.argsort(shard_of, kind="stable")[num_missing:]
+    return order.astype(np.uint32), tuple(np.bincount(shard_of[order], minlength=len(paths)).tolist())
+
+
+def _find(by_name: Mapping[str, V], name: str) -> V | None:
+    """What belongs to a manifest's path: by that name, or (as in NeMo) by that name without folder and extension."""
+    stem = _stem(name)
+    for key in (name, stem, SUB_SEGMENT.sub("", stem)):
+        if key in by_name:
+            return by_name[key]
+    return None
+
+
+def _stem(name: str) -> str:
+    return os.path.splitext(os.path.basename(name))[0]

@@ -1,0 +1,215 @@
+"""The demo's data set: speech of many voices, noises, and their manifests; the same arguments give the same bytes.
+
+A folder is made beside its final place and renamed when it is complete, so that it is there whole or not at all.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import soundfile
+
+from nest_ssl.demo.noises import NOISES
+from nest_ssl.demo.voices import Synthesizer, at_level, find_synthesizer, random_voice, say
+
+RECORD = "demo.json"
+PARTS = ("train", "valid", "noise")
+UTTERANCES_PER_VOICE = 2
+
+
+@dataclass(frozen=True)
+class DemoConfig:
+    """What to make."""
+
+    num_train: int = 80
+    """Utterances to train on."""
+    num_val: int = 16
+    """Utterances to validate on, of voices that are not among the others."""
+    num_noise: int = 16
+    """Noises; every kind comes once in eight."""
+    duration: float = 6.5
+    """Seconds of an utterance on average; they vary by a quarter. Noises have this length."""
+    sample_rate: int = 16_000
+    """Samples per second."""
+    seed: int = 0
+    """Another seed, other voices, texts and noises."""
+
+    def __post_init__(self) -> None:
+        for name in ("num_train", "num_val", "num_noise"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}: {getattr(self, name)} is less than 1.")
+        if not 0.5 <= self.duration <= 60:
+            raise ValueError(f"duration: {self.duration:g} s is not between 0.5 and 60.")
+        if not 8_000 <= self.sample_rate <= 48_000:
+            raise ValueError(f"sample_rate: {self.sample_rate} is not between 8000 and 48000.")
+        if self.seed < 0:
+            raise ValueError(f"seed: {self.seed} is negative.")
+
+
+@dataclass(frozen=True)
+class DemoFolder:
+    """What stands in a demo folder."""
+
+    folder: Path
+    config: DemoConfig
+    synthesizer: str
+    num_voices: dict[str, int]
+    duration_s: dict[str, float]
+    is_new: bool
+
+    def manifest(self, part: str) -> Path:
+        return self.folder / f"{part}.jsonl"
+
+
+Report = Callable[[int, int], None]
+"""Called with the number of files done and their total."""
+
+
+def make_demo(
+    folder: Path,
+    config: DemoConfig,
+    *,
+    synthesizer: str = "auto",
+    overwrite: bool = False,
+    num_threads: int = 2,
+    report: Report = lambda done, total: None,
+) -> DemoFolder:
+    """Make the data set in `folder`, unless it is there already; one made otherwise is replaced on `overwrite` only."""
+    voices = find_synthesizer(synthesizer)
+    record = {"config": asdict(config), "synthesizer": voices.name}
+    complete = _what_is_there(folder, record, overwrite)
+    if complete is not None:
+        return _opened(folder, complete, is_new=False)
+    place = Path(os.path.abspath(folder))
+    if Path.cwd().is_relative_to(place):
+        raise ValueError(f"{folder}: is the working folder, or above it. Give another --data-dir.")
+    part, old = (place.with_name(f".{place.name}.{what}-{os.getpid()}") for what in ("part", "old"))
+    try:
+        part.mkdir(parents=True)
+        _write(part, config, voices, num_threads, report)
+        record["synthesizer_version"] = voices.version
+        (part / RECORD).write_text(json.dumps(record, indent=1) + "\n")
+        if folder.exists():
+            folder.rename(old)
+        part.rename(folder)
+    except OSError as error:
+        raise OSError(f"{folder}: cannot be written ({error.strerror or error}). Give another --data-dir.") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
+    return _opened(folder, record, is_new=True)
+
+
+def _what_is_there(folder: Path, wanted: dict[str, Any], overwrite: bool) -> dict[str, Any] | None:
+    """The record of a complete folder with what is wanted; None if one may be made. What others made stays."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return None
+    if not folder.is_dir() or not (folder / RECORD).is_file():
+        raise ValueError(f"{folder}: is there, and the demo did not make it. Give another --data-dir.")
+    ours = {RECORD, *PARTS, *(f"{part}.jsonl" for part in PARTS)}
+    others = sorted(path.name for path in folder.iterdir() if path.name not in ours and path.suffix != ".idx")
+    if overwrite and others:
+        raise ValueError(f"{folder}: holds '{others[0]}', which the demo did not make. Move it first.")
+    if overwrite:
+        return None
+    record = _read_record(folder)
+    now = {**wanted["config"], "synthesizer": wanted["synthesizer"]}
+    before = {**record["config"], "synthesizer": record["synthesizer"]}
+    changed = [f"{key} {before.get(key)}, not {now[key]}" for key in now if before.get(key) != now[key]]
+    if changed:
+        raise ValueError(f"{folder}: was made with {'; '.join(changed)}. Give --overwrite or another --data-dir.")
+    for part in PARTS:
+        for entry in _entries(folder, part):
+            if not (folder / entry["audio_filepath"]).is_file():
+                raise ValueError(f"{folder}: {entry['audio_filepath']} is missing. Give --overwrite to make all anew.")
+    return record
+
+
+def _read_record(folder: Path) -> dict[str, Any]:
+    try:
+        record: dict[str, Any] = json.loads((folder / RECORD).read_text())
+        DemoConfig(**record["config"])
+        _ = record["synthesizer"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder / RECORD}: cannot be read ({error}). Give --overwrite to make all anew.") from None
+    return record
+
+
+def _entries(folder: Path, part: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / f"{part}.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def _opened(folder: Path, record: dict[str, Any], *, is_new: bool) -> DemoFolder:
+    entries = {part: _entries(folder, part) for part in PARTS}
+    return DemoFolder(
+        folder=folder,
+        config=DemoConfig(**record["config"]),
+        synthesizer=record["synthesizer"],
+        num_voices={part: len({entry["speaker"] for entry in entries[part]}) for part in ("train", "valid")},
+        duration_s={part: sum(entry["duration"] for entry in entries[part]) for part in PARTS},
+        is_new=is_new,
+    )
+
+
+def _write(folder: Path, config: DemoConfig, voices: Synthesizer, num_threads: int, report: Report) -> None:
+    counts = {"train": config.num_train, "valid": config.num_val, "noise": config.num_noise}
+    jobs = [(part, index) for part, count in counts.items() for index in range(count)]
+    for part in PARTS:
+        (folder / part).mkdir()
+
+    def make(job: tuple[str, int]) -> dict[str, Any]:
+        part, index = job
+        samples, entry = _noise(config, index) if part == "noise" else _utterance(config, part, index, voices)
+        path = f"{part}/{index:05d}.flac"
+        encoded = io.BytesIO()
+        soundfile.write(encoded, samples, config.sample_rate, subtype="PCM_16", format="FLAC")
+        (folder / path).write_bytes(encoded.getvalue())  # libsndfile calls a full disk a "System error."
+        return {"audio_filepath": path, "duration": len(samples) / config.sample_rate, **entry}
+
+    with ThreadPoolExecutor(num_threads) as pool:
+        try:
+            entries = list(_counted(pool.map(make, jobs), len(jobs), report))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    for part in PARTS:
+        lines = [
+            json.dumps(entry, ensure_ascii=False) for job, entry in zip(jobs, entries, strict=True) if job[0] == part
+        ]
+        (folder / f"{part}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _counted(entries: Iterable[dict[str, Any]], total: int, report: Report) -> Iterable[dict[str, Any]]:
+    for done, entry in enumerate(entries, 1):
+        report(done, total)
+        yield entry
+
+
+def _utterance(
+    config: DemoConfig, part: str, index: int, voices: Synthesizer
+) -> tuple[npt.NDArray[np.float64], dict[str, Any]]:
+    # A file depends on its own number alone: not on threads, nor on how many files there are.
+    part_number = PARTS.index(part)
+    number = index // UTTERANCES_PER_VOICE
+    voice = random_voice(np.random.default_rng((config.seed, part_number, 0, number)))
+    rng = np.random.default_rng((config.seed, part_number, 1, index))
+    duration_s = config.duration * rng.uniform(0.75, 1.25)
+    samples, text = say(voice, duration_s, config.sample_rate, voices, rng)
+    return samples, {"speaker": f"{part}_{number:04d}", "lang": voice.language, "text": text}
+
+
+def _noise(config: DemoConfig, index: int) -> tuple[npt.NDArray[np.float64], dict[str, Any]]:
+    rng = np.random.default_rng((config.seed, PARTS.index("noise"), index))
+    name = list(NOISES)[index % len(NOISES)]
+    samples = NOISES[name](round(config.duration * config.sample_rate), config.sample_rate, rng)
+    return at_level(samples, rng.uniform(-35, -20)), {"label": name}

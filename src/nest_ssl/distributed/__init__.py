@@ -1,1 +1,0 @@
-"""Many ranks that cannot hang in silence: launching, the beacon, the monitor, blame and evidence."""

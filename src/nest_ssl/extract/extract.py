@@ -1,0 +1,255 @@
+"""Features of many utterances into a folder: in batches of like length, resumable, independent of the batches."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from nest_ssl.audio import AudioError, read_audio
+from nest_ssl.audio.mixing import Samples
+from nest_ssl.extract.files import Features, FeatureStore, open_store
+from nest_ssl.extract.inputs import Bad, Item, batches, list_items, measured, unique
+from nest_ssl.files import replacing
+from nest_ssl.layer_features import FeatureExtractor
+
+INDEX, BAD, SETTINGS = "manifest.jsonl", "bad.jsonl", "extract.json"
+DTYPES = ("float32", "float16")
+CPU_BATCH_S, GPU_BATCH_S = 16.0, 600.0
+"""Seconds of audio per batch, padding included. Small ones stay in a CPU's caches: batches of 60 s take 1.6 times as
+long as those of 16 s (measured, small encoder, one core)."""
+MAX_DURATION_S = 600.0
+"""Attention grows with the square of the length: 600 s take about 6 GB in a large encoder."""
+READ_AHEAD = 3
+"""Batches that are read while one is computed."""
+
+
+@dataclass(frozen=True)
+class ExtractOptions:
+    """How features are kept and computed; none of this changes their values, but for `dtype`."""
+
+    format: str = "npy"
+    dtype: str = "float32"
+    batch_s: float | None = None
+    """Seconds of audio per batch; None: by the device."""
+    max_duration_s: float = MAX_DURATION_S
+    shard_mb: float = 256.0
+    num_workers: int = 4
+    """Threads that read and write."""
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype: {self.dtype!r} is not one of {', '.join(DTYPES)}.")
+        if not (self.batch_s is None or self.batch_s > 0) or not self.max_duration_s > 0 or not self.shard_mb > 0:
+            raise ValueError("batch seconds, the longest duration and the size of shards must be above 0.")
+
+
+@dataclass
+class Extracted:
+    """What came of it."""
+
+    num_new: int = 0
+    num_kept: int = 0
+    """Utterances whose features an earlier run had finished."""
+    audio_s: float = 0.0
+    """Seconds of audio of the new ones."""
+    bad: list[Bad] = field(default_factory=list)
+
+
+def extract_features(
+    extractor: FeatureExtractor,
+    source: str | Path,
+    output: str | Path,
+    options: ExtractOptions | None = None,
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> Extracted:
+    """Features of a file, folder, list or manifest into the folder `output`; what is there already is kept.
+
+    `output/manifest.jsonl` names the features of every utterance, `output/bad.jsonl` what could not be read and why.
+    `report` is given how many utterances are done, and of how many.
+    """
+    source, output, options = Path(source).expanduser(), Path(output).expanduser(), options or ExtractOptions()
+    items, bad = list_items(source)
+    output.mkdir(parents=True, exist_ok=True)
+    _check_settings(output, _settings(extractor, options))
+    store = open_store(output, options.format, int(options.shard_mb * 1e6))
+    result = Extracted(bad=list(bad))
+    missing = [item for item in unique(items) if store.find(item.key) is None]
+    total = len(unique(items))
+    result.num_kept = total - len(missing)
+    with ThreadPoolExecutor(max(1, options.num_workers)) as pool:
+        pairs, unreadable = measured(missing, pool, options.max_duration_s)
+        result.bad += unreadable
+        batch_s = options.batch_s or (GPU_BATCH_S if extractor.device.type == "cuda" else CPU_BATCH_S)
+        writer = _Writer(store, pool, options.dtype)
+        for batch, waveforms in _read_ahead(batches(pairs, batch_s), extractor.sample_rate, pool):
+            _extract_batch(extractor, batch, waveforms, writer, result)
+            report(result.num_kept + result.num_new + len(result.bad), total + len(bad))  # the bad ones are no items
+        writer.finish()
+    _write_lines(output / INDEX, [line for item in items if (line := _index_line(item, store)) is not None])
+    (output / BAD).unlink(missing_ok=True)
+    if result.bad:
+        _write_lines(output / BAD, [{"audio_filepath": file.path, "reason": file.reason} for file in result.bad])
+    return result
+
+
+def _extract_batch(
+    extractor: FeatureExtractor,
+    batch: list[Item],
+    waveforms: list[Samples | AudioError],
+    writer: _Writer,
+    result: Extracted,
+) -> None:
+    good = []
+    for item, waveform in zip(batch, waveforms, strict=True):
+        if isinstance(waveform, AudioError):
+            result.bad.append(Bad(item.path, waveform.reason))
+        else:
+            good.append((item, waveform))
+    if not good:
+        return
+    features = _features(extractor, [waveform for _, waveform in good])
+    for (item, waveform), tensor in zip(good, features, strict=True):
+        if tensor is None:
+            result.bad.append(Bad(item.path, f"out of memory for {len(waveform) / extractor.sample_rate:.1f} s"))
+            continue
+        if tensor.shape[-1] == 0:
+            result.bad.append(Bad(item.path, f"{len(waveform)} samples are too short for one frame"))
+            continue
+        writer.put(item.key, tensor)
+        result.num_new += 1
+        result.audio_s += len(waveform) / extractor.sample_rate
+
+
+def _features(extractor: FeatureExtractor, waveforms: list[Samples]) -> list[torch.Tensor | None]:
+    """Features of each, in smaller batches where the memory of a GPU does not hold them; None: not even alone."""
+    try:
+        return list(extractor.batch(waveforms, pin=True))
+    except torch.OutOfMemoryError:
+        if len(waveforms) == 1:
+            return [None]
+    half = len(waveforms) // 2
+    return _features(extractor, waveforms[:half]) + _features(extractor, waveforms[half:])
+
+
+def _read_ahead(
+    groups: list[list[Item]], sample_rate: int, pool: ThreadPoolExecutor
+) -> Iterator[tuple[list[Item], list[Samples | AudioError]]]:
+    """Each batch with its waveforms, while threads read the next ones."""
+
+    def read(item: Item) -> Samples | AudioError:
+        try:
+            return read_audio(item.path, sample_rate=sample_rate, offset_s=item.offset_s, duration_s=item.duration_s)
+        except AudioError as error:
+            return error
+
+    pending: deque[tuple[list[Item], list[Future[Samples | AudioError]]]] = deque()
+    for group in groups:
+        pending.append((group, [pool.submit(read, item) for item in group]))
+        if len(pending) > READ_AHEAD:
+            batch, futures = pending.popleft()
+            yield batch, [future.result() for future in futures]
+    for batch, futures in pending:
+        yield batch, [future.result() for future in futures]
+
+
+class _Writer:
+    """Writes features in threads; an error in one of them stops the run at the next write."""
+
+    MAX_PENDING = 256
+
+    def __init__(self, store: FeatureStore, pool: ThreadPoolExecutor, dtype: str) -> None:
+        self.store, self.pool, self.dtype = store, pool, np.dtype(dtype)
+        self.pending: deque[Future[None]] = deque()
+
+    def put(self, key: str, tensor: torch.Tensor) -> None:
+        if not self.store.concurrent:
+            self._write(key, tensor)
+            return
+        self.pending.append(self.pool.submit(self._write, key, tensor))
+        if len(self.pending) > self.MAX_PENDING:
+            self.pending.popleft().result()
+
+    def _write(self, key: str, tensor: torch.Tensor) -> None:
+        features: Features = np.ascontiguousarray(tensor.numpy(), dtype=self.dtype)
+        self.store.write(key, features)
+
+    def finish(self) -> None:
+        for future in self.pending:
+            future.result()
+        self.store.flush()
+
+
+def _index_line(item: Item, store: FeatureStore) -> dict[str, Any] | None:
+    stored = store.find(item.key)
+    if stored is None:
+        return None
+    line = {"audio_filepath": item.path, "duration": item.duration_s, "offset": item.offset_s or None}
+    line = {name: value for name, value in line.items() if value is not None} | item.extra
+    line |= {"feature_filepath": stored.path, "feature_name": stored.name, "num_frames": stored.shape[-1]}
+    return {name: value for name, value in line.items() if name != "feature_name" or value is not None}
+
+
+def _settings(extractor: FeatureExtractor, options: ExtractOptions) -> dict[str, Any]:
+    """What decides the values of features and where they are."""
+    return {
+        "encoder": _fingerprint(extractor),
+        "layers": extractor.layers,
+        "aggregation": extractor.aggregation,
+        "weights": extractor.weights,
+        "precision": extractor.precision,
+        "format": options.format,
+        "dtype": options.dtype,
+        "frames_per_s": extractor.frames_per_s,
+    }
+
+
+def _fingerprint(extractor: FeatureExtractor) -> str:
+    """Of the encoder's weights and of how its input is made; the same on every device.
+
+    Of the weights, the sum of their bits as numbers: exact in any order, and made where they are.
+    """
+    weights = sorted(extractor.model.encoder.state_dict().items())
+    sums = {name: int(_bits(tensor).sum()) for name, tensor in weights}
+    facts = repr((extractor.model.cfg.preprocessor, extractor.model.cfg.encoder, sums))
+    return hashlib.sha256(facts.encode()).hexdigest()[:16]
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    """As integers, whose sum is int64."""
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return tensor.contiguous().view(integers[tensor.element_size()])
+
+
+def _check_settings(output: Path, settings: dict[str, Any]) -> None:
+    """A folder holds features of one kind; settings are written first, so that a killed run has them too."""
+    path = output / SETTINGS
+    if path.exists():
+        try:
+            earlier = json.loads(path.read_text())
+        except ValueError as error:
+            raise ValueError(f"{path}: not readable ({error}). Give another output folder.") from error
+        changed = [name for name in settings if earlier.get(name) != settings[name]]
+        if changed:
+            text = ", ".join(f"{name} {earlier.get(name)!r}, now {settings[name]!r}" for name in changed)
+            raise ValueError(f"{output}: holds features of other settings ({text}). Give another output folder.")
+        return
+    if os.listdir(output):
+        raise ValueError(f"{output}: is not empty and holds no {SETTINGS}. Give another output folder.")
+    with replacing(path) as file:
+        file.write(json.dumps(settings, indent=2).encode() + b"\n")
+
+
+def _write_lines(path: Path, lines: Sequence[dict[str, Any]]) -> None:
+    with replacing(path) as file:
+        for line in lines:
+            file.write(json.dumps(line, ensure_ascii=False).encode(errors="backslashreplace") + b"\n")

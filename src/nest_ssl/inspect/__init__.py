@@ -1,0 +1,1 @@
+"""What data looks like to training."""

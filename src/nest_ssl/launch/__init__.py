@@ -1,0 +1,1 @@
+"""Who a rank is; starting and ending ranks."""

@@ -1,0 +1,118 @@
+"""How a rank finds its beacon: its launcher made one, or the ranks of a node that somebody else launched share one."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from nest_ssl.launch.launcher import KeptMonitor, beacon_folder, make_beacon_folder
+from nest_ssl.launch.ranks import BEACON_VARIABLE, LAUNCHER_VARIABLE, RankFacts
+from nest_ssl.watchdog.agent import RankAgent
+from nest_ssl.watchdog.beacon import Beacon
+from nest_ssl.watchdog.judge.limits import Limits
+from nest_ssl.watchdog.rows import local_rows
+from nest_ssl.watchdog.status import Settings, write_status
+from nest_ssl.watchdog.system import is_alive
+
+JOB_VARIABLES = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_STEP_ID")
+
+
+@contextlib.contextmanager
+def attached(
+    facts: RankFacts, settings: dict[str, Any], *, workers_per_rank: int, wants_monitor: bool
+) -> Iterator[RankAgent]:
+    """This process as a visible rank. `settings` are the monitor's, for the rank that has to start it."""
+    if BEACON_VARIABLE in os.environ:
+        agent = RankAgent(facts, Beacon(Path(os.environ[BEACON_VARIABLE])), has_monitor=True)
+        agent.start(parent=int(os.environ[LAUNCHER_VARIABLE]))
+        yield agent
+        return
+    folder = beacon_folder(_token(facts))
+    if facts.local_rank == 0:
+        make_beacon_folder(_token(facts))
+        beacon = _create(folder, facts, workers_per_rank)
+    else:
+        beacon = _wait_for_beacon(folder / "beacon", settings["init_s"])
+    agent = RankAgent(facts, beacon, has_monitor=wants_monitor, saves=settings["saves"])
+    if wants_monitor and facts.local_rank == 0:
+        monitor = KeptMonitor(
+            Settings(
+                **settings,
+                beacon=str(beacon.path),
+                node=facts.node,
+                parent=0,
+                num_nodes=facts.num_nodes,
+                leader_address=facts.master_addr,
+                leader_port=facts.master_port + 1,
+            ),
+            beacon,
+        )
+        monitor.start()
+        agent.keep_monitor = monitor.keep
+    agent.start(parent=os.getppid() if facts.launcher == "torchrun" else 0)
+    if wants_monitor:
+        yield agent
+        return
+    own = Settings(**settings, beacon=str(beacon.path), node=facts.node, parent=0)
+    limits = Limits(own.floor_s, own.init_s)
+    agent.show = lambda: write_status(own, local_rows(beacon, limits, own.node), None)
+    agent.close = lambda: _close(agent)
+    try:
+        yield agent
+    finally:
+        agent.close()
+
+
+def _close(agent: RankAgent) -> None:
+    agent.show()
+    shutil.rmtree(agent.beacon.folder, ignore_errors=True)
+
+
+def _token(facts: RankFacts) -> str:
+    """The same for all ranks of one start of a job on this node, and for no others."""
+    if facts.world_size == 1:
+        return f"single-{os.getpid()}"
+    parts = [
+        facts.master_addr,
+        str(facts.master_port),
+        str(facts.node),
+        *(os.environ.get(v, "") for v in JOB_VARIABLES),
+    ]
+    return hashlib.sha256("|".join(parts).encode()).hexdigest()[:12]
+
+
+def _create(folder: Path, facts: RankFacts, workers_per_rank: int) -> Beacon:
+    owner = 0
+    with contextlib.suppress(OSError, ValueError):
+        owner = Beacon(folder / "beacon").owner
+    if owner and is_alive(owner):
+        raise ValueError(
+            f"LOCAL_RANK=0: process {owner} has it too, on this node and port. Give every rank of a node its own "
+            f"LOCAL_RANK, and every job its own MASTER_PORT."
+        )
+    for left_over in folder.iterdir():  # of an earlier start with the same port
+        left_over.unlink()
+    return Beacon.create(
+        folder / "beacon",
+        local_ranks=facts.local_world_size,
+        first_rank=facts.first_rank,
+        world_size=facts.world_size,
+        workers_per_rank=workers_per_rank,
+    )
+
+
+def _wait_for_beacon(path: Path, timeout_s: float) -> Beacon:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError, ValueError):
+            beacon = Beacon(path)
+            if is_alive(beacon.owner):
+                return beacon
+        time.sleep(0.05)
+    raise ValueError(f"local rank 0 of this node was not started within {timeout_s:.0f} s (watchdog.init_s).")

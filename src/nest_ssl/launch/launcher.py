@@ -1,0 +1,276 @@
+"""Launching: one process per rank and one monitor per node, ended together, started again if asked to."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from nest_ssl.launch.exit_codes import FINISHED, NEEDS_A_PERSON, RESUMABLE
+from nest_ssl.launch.ranks import BEACON_VARIABLE, LAUNCHER_VARIABLE, RankFacts
+from nest_ssl.watchdog.beacon import Beacon
+from nest_ssl.watchdog.node import verdict_path
+from nest_ssl.watchdog.status import Settings
+from nest_ssl.watchdog.system import is_alive, kill_all, say, shared_memory_folder, stop_signals, wait_until_gone
+
+POLL_S = 0.05
+VERDICT_WAIT_S = 8.0
+"""A rank that is gone is reported by the monitor within 2 s; if it is not by now, the launcher acts alone."""
+MAX_MONITORS = 3
+SILENT_S = 40.0
+"""A monitor looks four times a second and takes 20 s at most for a report; so late, it stands still."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What to launch on this node."""
+
+    command: list[str]
+    """Of every rank."""
+    local_ranks: int
+    num_nodes: int
+    node: int
+    master_addr: str
+    master_port: int | None
+    """None: any free one."""
+    workers_per_rank: int
+    settings: dict[str, Any]
+    """Of the monitor, without what differs from attempt to attempt."""
+    resume_arguments: list[str]
+    """Added to the command when it is started again."""
+    max_restarts: int = 0
+
+    @property
+    def world_size(self) -> int:
+        return self.local_ranks * self.num_nodes
+
+
+def launch(job: Job) -> int:
+    """Run the job until it is finished, stopped, or ended for good; an exit code."""
+    last_fault: Any = None
+    for attempt in range(job.max_restarts + 1):
+        attempted = Attempt(job, job.command + (job.resume_arguments if attempt else []))
+        code, fault = attempted.run()
+        if code != RESUMABLE or attempted.was_asked_to_stop or attempt == job.max_restarts:
+            return code
+        if fault is not None and fault == last_fault:
+            kind, ranks, stage, step = fault
+            say(f"nest-ssl: the same fault again ({kind}, ranks {ranks}, {stage} of step {step}): not started again")
+            return NEEDS_A_PERSON
+        last_fault = fault
+        say(f"nest-ssl: restart {attempt + 1} of {job.max_restarts}")
+    raise AssertionError("the last attempt returns")
+
+
+class Attempt:
+    """One start of all ranks and their monitor."""
+
+    def __init__(self, job: Job, command: list[str]) -> None:
+        self.job, self.command = job, command
+        self.was_asked_to_stop = False
+        self._stop_now = False
+        self.folder = make_beacon_folder(secrets.token_hex(4))
+        self.beacon = Beacon.create(
+            self.folder / "beacon",
+            local_ranks=job.local_ranks,
+            first_rank=job.node * job.local_ranks,
+            world_size=job.world_size,
+            workers_per_rank=job.workers_per_rank,
+        )
+        self.port = job.master_port or free_port()
+        self.ranks: list[subprocess.Popen[bytes]] = []
+        self.monitor = KeptMonitor(self._monitor_settings(), self.beacon)
+
+    def run(self) -> tuple[int, Any]:
+        """An exit code, and what the monitor says the fault was."""
+        before = {number: signal.signal(number, self._on_signal) for number in stop_signals()}
+        try:
+            self.monitor.start()
+            for local_rank in range(self.job.local_ranks):
+                self.ranks.append(self._start_rank(local_rank))
+                self.beacon.set_pid(local_rank, self.ranks[-1].pid)
+            self._wait()
+            return self._outcome()
+        finally:
+            self._end_all()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _start_rank(self, local_rank: int) -> subprocess.Popen[bytes]:
+        job = self.job
+        facts = RankFacts(
+            rank=job.node * job.local_ranks + local_rank,
+            local_rank=local_rank,
+            world_size=job.world_size,
+            local_world_size=job.local_ranks,
+            node=job.node,
+            launcher="nest-ssl",
+            master_addr=job.master_addr,
+            master_port=self.port,
+        )
+        env = {**os.environ, **facts.variables()}
+        env |= {BEACON_VARIABLE: str(self.beacon.path), LAUNCHER_VARIABLE: str(os.getpid())}
+        # As many threads as the ranks can share; each would take all cores otherwise.
+        env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // job.local_ranks)))
+        return subprocess.Popen(self.command, env=env, stdin=subprocess.DEVNULL, start_new_session=True)
+
+    def _monitor_settings(self) -> Settings:
+        return Settings(
+            **self.job.settings,
+            beacon=str(self.beacon.path),
+            node=self.job.node,
+            parent=os.getpid(),
+            num_nodes=self.job.num_nodes,
+            leader_address=self.job.master_addr,
+            leader_port=self.port + 1,
+        )
+
+    def _wait(self) -> None:
+        """Until all ranks have left and the monitor has said what it has to say."""
+        alone_since: float | None = None
+        while True:
+            codes = [process.poll() for process in self.ranks]
+            for local_rank, code in enumerate(codes):
+                if code is not None:
+                    self.beacon.set_exit_status(local_rank, code)
+            judged = self.beacon.outcome is not None
+            all_left = all(code is not None for code in codes)
+            if self._stop_now or (all_left and (judged or all(code in (FINISHED, RESUMABLE) for code in codes))):
+                return
+            if not judged:
+                self.monitor.keep()
+            if any(code not in (None, FINISHED, RESUMABLE) for code in codes):
+                alone_since = alone_since or time.monotonic()
+                if time.monotonic() - alone_since > VERDICT_WAIT_S:
+                    say("nest-ssl: a rank is gone and the monitor says nothing: the job is ended")
+                    return
+            time.sleep(POLL_S)
+
+    def _outcome(self) -> tuple[int, Any]:
+        if (code := self.beacon.outcome) is not None:
+            path = verdict_path(self.folder)
+            return code, json.loads(path.read_text())["fault"] if path.is_file() else None
+        codes = [process.poll() for process in self.ranks]
+        if all(code == FINISHED for code in codes):
+            return FINISHED, None
+        if self._stop_now or all(code in (FINISHED, RESUMABLE) or (code or -1) < 0 for code in codes):
+            return RESUMABLE, None
+        return NEEDS_A_PERSON, None
+
+    def _end_all(self) -> None:
+        """Nothing is left running: ranks, their loader processes, the monitor."""
+        monitor = self.monitor.process
+        if monitor is not None and not self._stop_now:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                monitor.wait(timeout=1.0)  # it has killed the ranks, and leaves
+        processes = [*self.ranks, *([monitor] if monitor is not None else [])]
+        workers = [worker for i in range(self.job.local_ranks) for worker in self.beacon.workers(i)]
+        pids = {process.pid for process in processes if process.poll() is None}
+        pids |= {worker.pid for worker in workers if worker.is_there}
+        kill_all(pids)
+        wait_until_gone(pids, 1.0)
+        for process in processes:
+            process.poll()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.was_asked_to_stop:
+            self._stop_now = True  # asked twice: at once
+        self.was_asked_to_stop = True
+        self.beacon.stop_signal = number
+
+
+class KeptMonitor:
+    """The monitor of this node, which is started again when somebody has killed it or it stands still."""
+
+    def __init__(self, settings: Settings, beacon: Beacon) -> None:
+        self.beacon = beacon
+        self.process: subprocess.Popen[bytes] | None = None
+        self._path = beacon.folder / "monitor.json"
+        self._num_started, self._started_ns = 0, 0
+        settings.write(self._path)
+
+    def start(self) -> None:
+        """In a session of its own: a Ctrl-C in the terminal does not reach it."""
+        self._num_started += 1
+        self._started_ns = time.monotonic_ns()
+        command = [sys.executable, "-m", "nest_ssl.watchdog.monitor", str(self._path)]
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+
+    def keep(self) -> None:
+        if self.process is None or (code := self.process.poll()) == 0:
+            return  # one that leaves by itself has seen all ranks leave
+        what = "was killed"
+        if code is None:
+            silent_s = (time.monotonic_ns() - max(self.beacon.monitor_beat_ns, self._started_ns)) / 1e9
+            if silent_s < SILENT_S:
+                return
+            what = f"stood still for {silent_s:.0f} s and was ended"
+            self.process.kill()
+            self.process.wait()
+        if self._num_started < MAX_MONITORS:
+            say(f"nest-ssl: warning: the monitor {what}; training goes on, with a new monitor")
+            self.start()
+        else:
+            say(f"nest-ssl: warning: the monitor {what} again; training goes on without one")
+            self.process = None
+
+
+def beacon_folder(token: str) -> Path:
+    """Where the beacon of one start of a job lies."""
+    return shared_memory_folder() / f"{_folder_prefix()}{token}"
+
+
+def _folder_prefix() -> str:
+    return f"nest-ssl-{os.getuid() if hasattr(os, 'getuid') else 0}-"
+
+
+def make_beacon_folder(token: str) -> Path:
+    """Make `beacon_folder`; those of jobs that are gone are removed."""
+    folder = beacon_folder(token)
+    root, prefix = folder.parent, _folder_prefix()
+    for old in root.glob(f"{prefix}*"):
+        with contextlib.suppress(OSError, ValueError):
+            if not is_alive(Beacon(old / "beacon").owner):
+                shutil.rmtree(old, ignore_errors=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("", 0))
+        return int(sock.getsockname()[1])
+
+
+def check_port(port: int) -> None:
+    """Refuse a port that somebody else has."""
+    with socket.socket() as sock:
+        sock.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # as torch binds it: an old connection is no hindrance
+        try:
+            sock.bind(("", port))
+        except OSError as error:
+            raise ValueError(
+                f"port {port}: {error.strerror}. Set MASTER_PORT to a free port, or leave it unset to have one chosen."
+            ) from error
+
+
+def check_address(address: str) -> None:
+    """Refuse a MASTER_ADDR that is no machine: ranks would look for it until they are given up."""
+    try:
+        socket.getaddrinfo(address, None)
+    except OSError as error:
+        raise ValueError(f"MASTER_ADDR={address}: {error.strerror}. Set it to the name or number of node 0.") from error

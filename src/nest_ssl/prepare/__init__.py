@@ -1,0 +1,1 @@
+"""From audio to a measured manifest."""

@@ -1,0 +1,153 @@
+"""The record of a long measuring run: good and bad lines on disk, and how much of them counts, so that it can go on.
+
+While M.jsonl is being made there are `M.jsonl.partial`, `M.bad.jsonl.partial` and `M.jsonl.state` beside it. The state
+is written after the lines it speaks of have reached the disk, so what follows it there is cut off on a restart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from nest_ssl.data.manifest.listing import Entry
+from nest_ssl.prepare.measure import Measured
+
+logger = logging.getLogger(__name__)
+
+SAVE_EVERY_S = 2.0
+
+
+@dataclass
+class Progress:
+    """How far the work is."""
+
+    num_good: int = 0
+    num_bad: int = 0
+    duration_s: float = 0.0
+    good_bytes: int = 0
+    bad_bytes: int = 0
+    paths_hash: str = ""
+    """Of the entries done, in order: tells whether the input is still the same."""
+    all_measured: bool = False
+    complete: bool = False
+    """All lines are under their final names."""
+
+    @property
+    def num_done(self) -> int:
+        return self.num_good + self.num_bad
+
+
+def bad_path(manifest: Path) -> Path:
+    """M.jsonl -> M.bad.jsonl"""
+    return manifest.with_name(f"{manifest.stem}.bad{manifest.suffix}")
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    temporary = path.with_name(f"{path.name}.new")
+    with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+class Ledger:
+    """Where results of measuring are written, in the order of the input."""
+
+    def __init__(self, manifest: Path, settings: dict[str, Any], *, restart: bool = False) -> None:
+        self.manifest = manifest
+        self._settings = settings
+        self._state = manifest.with_name(f"{manifest.name}.state")
+        self._finals = (manifest, bad_path(manifest))
+        self._partials = tuple(path.with_name(f"{path.name}.partial") for path in self._finals)
+        manifest.parent.mkdir(parents=True, exist_ok=True)
+        self.progress = Progress() if restart else self._load()
+        self._hash = hashlib.sha256()
+        self._saved_at = time.monotonic()
+
+    def skip_done(self, list_entries: Callable[[], Iterator[Entry]]) -> Iterator[Entry]:
+        """The entries that are left; all of them if those done are no longer what the input begins with."""
+        entries = list_entries()
+        for entry in islice(entries, self.progress.num_done):
+            self._hash.update(_hashed(entry.path))
+        if self.progress.num_done and self._hash.hexdigest() != self.progress.paths_hash:
+            logger.warning("%s: the input has changed since the last run; it is measured from the start", self.manifest)
+            self.progress, self._hash, entries = Progress(), hashlib.sha256(), list_entries()
+        return entries
+
+    def record(
+        self, results: Iterator[Measured], line: Callable[[Measured], bytes], report: Callable[[], None]
+    ) -> None:
+        """Writes every result, and the state every 2 seconds."""
+        progress = self.progress
+        with open(self._partials[0], "ab") as good, open(self._partials[1], "ab") as bad:
+            good.truncate(progress.good_bytes)
+            bad.truncate(progress.bad_bytes)
+            for result in results:
+                text = line(result)
+                if result.line is None:
+                    bad.write(text)
+                    progress.num_bad, progress.bad_bytes = progress.num_bad + 1, progress.bad_bytes + len(text)
+                else:
+                    good.write(text)
+                    progress.num_good, progress.good_bytes = progress.num_good + 1, progress.good_bytes + len(text)
+                    progress.duration_s += result.line["duration"]
+                self._hash.update(_hashed(result.path))
+                report()
+                if time.monotonic() - self._saved_at > SAVE_EVERY_S:
+                    self._save(good, bad)
+            progress.all_measured = True
+            self._save(good, bad)
+        self.finish()
+
+    def _save(self, *files: BinaryIO) -> None:
+        for file in files:
+            file.flush()
+            os.fsync(file.fileno())
+        self.progress.paths_hash = self._hash.hexdigest()
+        self.save_state()
+        self._saved_at = time.monotonic()
+
+    def save_state(self) -> None:
+        state = {"settings": self._settings, "progress": asdict(self.progress)}
+        write_atomically(self._state, json.dumps(state, indent=1).encode() + b"\n")
+
+    def _load(self) -> Progress:
+        """What an earlier run with the same settings has left; nothing: from the start."""
+        try:
+            state = json.loads(self._state.read_bytes())
+        except FileNotFoundError:
+            return Progress()
+        if state["settings"] != self._settings:
+            logger.warning("%s: made with other settings; it is measured from the start", self.manifest)
+            return Progress()
+        progress = Progress(**state["progress"])
+        if progress.complete:
+            return progress if all(path.exists() for path in self._finals) else Progress()
+        self.progress = progress
+        if progress.all_measured:
+            self.finish()
+            return progress
+        sizes = (progress.good_bytes, progress.bad_bytes)
+        intact = all(p.exists() and p.stat().st_size >= size for p, size in zip(self._partials, sizes, strict=True))
+        return progress if intact else Progress()
+
+    def finish(self) -> None:
+        """The final names; a run killed between two renames repeats the one that is left."""
+        for partial, final in zip(self._partials, self._finals, strict=True):
+            if partial.exists():
+                os.replace(partial, final)
+        self.progress.complete = True
+        self.save_state()
+
+
+def _hashed(path: str) -> bytes:
+    return path.encode(errors="surrogateescape") + b"\0"

@@ -1,0 +1,126 @@
+"""Measuring audio files, in parallel and in order."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import stat
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from nest_ssl.audio import AudioError, audio_info, verify_audio
+from nest_ssl.data.manifest.listing import Entry
+
+FILES_PER_TASK = 32
+TASKS_AHEAD = 4
+"""Tasks in flight per worker: enough to keep it busy, few enough that memory does not grow with the corpus."""
+CRASHED = "the decoder crashed on it"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One entry: the line for the manifest, or the reason why there is none."""
+
+    path: str
+    line: dict[str, Any] | None
+    reason: str | None = None
+
+
+def measure(entry: Entry, *, decode: bool) -> Measured:
+    """Looks at one file: all of it is decoded, or only its header read."""
+    if entry.error is not None:
+        return Measured(entry.path, None, entry.error)
+    try:
+        entry.path.encode()
+        status = os.stat(entry.path)
+        if not stat.S_ISREG(status.st_mode):  # a FIFO would block the reader for ever
+            return Measured(entry.path, None, "not a regular file")
+        duration_s = _duration(entry, decode)
+    except UnicodeEncodeError:
+        return Measured(entry.path, None, "its name is not UTF-8")
+    except AudioError as error:
+        return Measured(entry.path, None, error.reason)
+    except OSError as error:
+        return Measured(entry.path, None, error.strerror or str(error))
+    rest = {key: value for key, value in entry.item.items() if key not in ("duration", "offset")}
+    offset = {"offset": entry.item["offset"]} if entry.item.get("offset") else {}
+    return Measured(entry.path, {"audio_filepath": entry.path, "duration": duration_s, **offset, **rest})
+
+
+def _duration(entry: Entry, decode: bool) -> float:
+    """Seconds of audio, at most those that the input manifest states."""
+    offset_s, stated_s = entry.item.get("offset") or 0.0, entry.item.get("duration") or None
+    if decode:
+        measured_s = verify_audio(entry.path, offset_s=offset_s, duration_s=stated_s).duration_s
+    else:
+        measured_s = audio_info(entry.path).duration_s - offset_s
+        if measured_s <= 0:
+            raise AudioError(entry.path, f"no samples after the offset of {offset_s} s" if offset_s else "no samples")
+    measured_s = round(measured_s, 6)
+    return measured_s if stated_s is None else min(stated_s, measured_s)
+
+
+def measure_all(entries: Iterable[Entry], *, decode: bool, num_workers: int) -> Iterator[Measured]:
+    """Every entry's result, in order; `num_workers` processes, 0: in this one."""
+    if num_workers == 0:
+        yield from map(partial(measure, decode=decode), entries)
+        return
+    waiting = iter(entries)
+    tasks: deque[tuple[list[Entry], Future[list[Measured]]]] = deque()
+    pool = _new_pool(num_workers)
+    try:
+        while True:
+            while len(tasks) < TASKS_AHEAD * num_workers and (files := list(islice(waiting, FILES_PER_TASK))):
+                tasks.append((files, _submit(pool, files, decode)))
+            if not tasks:
+                return
+            files, future = tasks.popleft()
+            try:
+                results = future.result()
+            except BrokenProcessPool:  # one of the files in flight killed its worker: look at each of them alone
+                lost = [*files, *(entry for others, _ in tasks for entry in others)]
+                tasks.clear()
+                pool.shutdown(wait=False)
+                yield from _measure_alone(lost, decode)
+                pool = _new_pool(num_workers)
+            else:
+                yield from results
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _new_pool(num_workers: int) -> ProcessPoolExecutor:
+    # Not fork: a progress bar draws from a thread, and a fork may copy its locks while they are held.
+    return ProcessPoolExecutor(num_workers, mp_context=multiprocessing.get_context("spawn"))
+
+
+def _submit(pool: ProcessPoolExecutor, files: list[Entry], decode: bool) -> Future[list[Measured]]:
+    """A pool that is already broken says so through the future, as one that breaks later does."""
+    try:
+        return pool.submit(_measure_files, files, decode)
+    except BrokenProcessPool as error:
+        future: Future[list[Measured]] = Future()
+        future.set_exception(error)
+        return future
+
+
+def _measure_files(files: list[Entry], decode: bool) -> list[Measured]:
+    return [measure(entry, decode=decode) for entry in files]
+
+
+def _measure_alone(entries: list[Entry], decode: bool) -> Iterator[Measured]:
+    """One after the other in one worker, which is replaced when a file kills it."""
+    pool = _new_pool(1)
+    for entry in entries:
+        try:
+            yield from _submit(pool, [entry], decode).result()
+        except BrokenProcessPool:
+            yield Measured(entry.path, None, CRASHED)
+            pool = _new_pool(1)
+    pool.shutdown()

@@ -1,0 +1,1 @@
+"""What an encoder knows: small classifiers on frozen features."""

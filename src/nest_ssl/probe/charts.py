@@ -1,0 +1,73 @@
+"""Pictures of a probe as SVG files: the weights of the layers, and which class was taken for which."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nest_ssl.drawing.draw import line, rect, svg, text, ticks
+from nest_ssl.files import replacing
+
+# Files of their own cannot use a page's style; these follow the reader's light or dark scheme too.
+_STYLE = """<style>
+text { font: 12px system-ui, "Segoe UI", Roboto, Arial, sans-serif; fill: #5d6b7a; }
+.title { font-weight: 600; fill: #1c2733; } .bar { fill: #2b6ca3; }
+.axis { stroke: #8a97a5; } .grid { stroke: #e8ecf0; }
+.cell { fill: #2b6ca3; stroke: #dde3e9; stroke-width: 0.5; } .light { fill: #ffffff; } .dark { fill: #1c2733; }
+@media (prefers-color-scheme: dark) { text { fill: #9ba8b5; } .title, .dark { fill: #e4e9ee; }
+  .bar, .cell { fill: #62a8e0; }  .grid { stroke: #28313a; } .cell { stroke: #2d3843; } .light { fill: #11161b; } }
+</style>"""
+_BAR, _CELL, _HEIGHT, _LEFT, _TOP = 26, 34, 180, 56, 34
+_MAX_NAME = 14
+
+
+def write_layer_weights(weights: Sequence[float], layers: Sequence[int], path: Path) -> None:
+    """A bar for each layer, under its number."""
+    width = _LEFT + _BAR * len(weights) + 16
+    foot = _TOP + _HEIGHT
+    top = max(max(weights), 1e-9) * 1.05
+    parts = [text(4, 18, "weight of each layer", "title")]
+    for tick in ticks(top, 5):
+        y = foot - tick / top * _HEIGHT
+        parts += [line(_LEFT, y, width - 8, y, "grid"), text(_LEFT - 6, y + 4, f"{tick:g}", anchor="end")]
+    for place, (layer, weight) in enumerate(zip(layers, weights, strict=True)):
+        x, height = _LEFT + _BAR * place + 4, weight / top * _HEIGHT
+        parts.append(rect(x, foot - height, _BAR - 8, height, "bar", f"layer {layer}: {weight:.3f}"))
+        parts.append(text(x + _BAR / 2 - 4, foot + 16, str(layer), anchor="middle"))
+    parts.append(line(_LEFT, foot, width - 8, foot))
+    _write(path, max(width, 220), foot + 28, parts, "weights of the layers")
+
+
+def write_confusion(counts_CC: NDArray[np.int64], classes: Sequence[str], path: Path) -> None:
+    """A row for each true class, a column for each answer, in per cent of the row."""
+    shares_CC = counts_CC / np.maximum(counts_CC.sum(1, keepdims=True), 1)
+    names = [html.escape(name if len(name) <= _MAX_NAME else f"{name[: _MAX_NAME - 1]}…") for name in classes]
+    left, top = 24 + 8 * max(map(len, names)), 78
+    parts = [text(4, 18, "true class (rows) and answer (columns), % of the row", "title")]
+    for column, name in enumerate(names):
+        x = left + _CELL * (column + 0.5)
+        parts.append(f'<text transform="translate({x + 4:.1f} {top - 6}) rotate(-45)">{name}</text>')
+    for row, name in enumerate(names):
+        y = top + _CELL * row
+        parts.append(text(left - 6, y + _CELL / 2 + 4, name, anchor="end"))
+        for column in range(len(names)):
+            share, x = float(shares_CC[row, column]), left + _CELL * column
+            title = f"{name} taken for {names[column]}: {counts_CC[row, column]}"
+            cell = rect(x, y, _CELL, _CELL, "cell", title).replace("<rect ", f'<rect fill-opacity="{share:.3f}" ')
+            parts.append(cell)
+            if share >= 0.005:
+                kind = "light" if share > 0.5 else "dark"
+                parts.append(text(x + _CELL / 2, y + _CELL / 2 + 4, f"{100 * share:.0f}", kind, "middle"))
+    size = _CELL * len(names)
+    _write(path, max(left + size + 60, 380), top + size + 12, parts, "confusion of classes")
+
+
+def _write(path: Path, width: float, height: float, parts: list[str], label: str) -> None:
+    picture = svg(width, height, [_STYLE, *parts], label)
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
+    with replacing(path) as file:
+        file.write(picture.replace("<svg ", head, 1).encode() + b"\n")

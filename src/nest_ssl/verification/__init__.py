@@ -1,6 +1,0 @@
-"""Is a model file what NeMo says it is?"""
-
-from nest_ssl.verification.compare import Check, Verification, verify
-from nest_ssl.verification.report import write_report
-
-__all__ = ["Check", "Verification", "verify", "write_report"]

@@ -1,0 +1,196 @@
+"""A model file against NeMo: recorded numbers beside it, or NeMo itself where there is one."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from nest_ssl.checkpoint import load
+from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel, EncDecMaskedTokenPredModel
+from nest_ssl.verify import stages
+from nest_ssl.verify.stages import Numbers, audio_batch, stage_numbers
+
+# What the two may differ by: float32 rounding through the whole stack.
+MEL_TOLERANCE, LAYER_TOLERANCE, LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-4, 1e-4, 1e-5, 1e-3
+
+
+@dataclass
+class Check:
+    """One comparison."""
+
+    stage: str
+    what: str
+    difference: float
+    allowed: float
+
+    @property
+    def passed(self) -> bool:
+        return self.difference <= self.allowed
+
+
+@dataclass
+class Verification:
+    """The outcome of `verify`."""
+
+    file: str
+    against: str
+    """What the file was compared with; empty if there was nothing."""
+    checks: list[Check]
+
+    @property
+    def passed(self) -> bool:
+        return all(check.passed for check in self.checks)
+
+
+def verify(path: Path, recorded: Path | None = None, nemo_python: str | None = None) -> Verification:
+    """Compare the model in `path` with NeMo's numbers.
+
+    `recorded` is an `.npz` of NeMo's numbers (with `batch.npz` beside it), `nemo_python` an interpreter that has NeMo.
+    Where neither is given: the numbers beside the file that have its name; this interpreter, if it has NeMo; or the
+    file is only checked in itself.
+    """
+    model = load(path)
+    if recorded is None and nemo_python is None:
+        recorded = _beside(path)
+    if recorded is not None:
+        numbers, batch = _arrays(recorded), _recorded_batch(recorded)
+        return Verification(str(path), f"numbers recorded from NeMo in {recorded.name}", compare(model, batch, numbers))
+    nemo_python = nemo_python or (sys.executable if importlib.util.find_spec("nemo") else None)
+    if nemo_python is not None:
+        batch = audio_batch(model.cfg.sample_rate)
+        return Verification(
+            str(path), "NeMo, run on the same audio", compare(model, batch, ask_nemo(path, nemo_python))
+        )
+    return Verification(str(path), "", check_alone(model))
+
+
+def compare(
+    model: EncDecMaskedTokenPredModel, batch: tuple[torch.Tensor, torch.Tensor, torch.Tensor], nemo: Numbers
+) -> list[Check]:
+    """One check per stage, of the largest difference in it."""
+    ours = stage_numbers(model, batch, isinstance(model, EncDecDenoiseMaskedTokenPredModel))
+    absent = sorted(key for key in ours if not key.startswith(("grad/", "mel_")) and key not in nemo)
+    absent += sorted(key for key in nemo if key.startswith("layer_") and key not in ours)
+    if absent:
+        raise ValueError(f"the numbers are of another model: only one side has {', '.join(absent[:5])}.")
+    checks = [
+        Check("preprocessor", f"log-mel, {name}", _largest(ours[key], nemo[key]), MEL_TOLERANCE)
+        for name, key in (("clean", "mel_clean"), ("noisy", "mel_noisy"))
+        if key in nemo
+    ]
+    checks.append(Check("preprocessor", "lengths", _largest(ours["mel_len"], nemo["mel_len"]), 0))
+    checks.append(Check("quantizer", "tokens of valid frames that differ", _wrong_tokens(model, ours, nemo), 0))
+    layers = sorted((key for key in nemo if key.startswith("layer_")), key=lambda key: int(key.split("_")[1]))
+    checks += [
+        Check("encoder", key.replace("_", " "), _largest(ours[key], nemo[key]), LAYER_TOLERANCE) for key in layers
+    ]
+    checks += [
+        Check("encoder", "output", _largest(ours["encoded"], nemo["encoded"]), LAYER_TOLERANCE),
+        Check("encoder", "lengths", _largest(ours["encoded_len"], nemo["encoded_len"]), 0),
+        Check("decoder", "log-probabilities", _largest(ours["log_probs"], nemo["log_probs"]), LAYER_TOLERANCE),
+        Check("loss", "masked tokens", _largest(ours["loss"], nemo["loss"]), LOSS_TOLERANCE),
+        Check("training", "gradients, relative", _gradients(ours, nemo), GRADIENT_TOLERANCE),
+    ]
+    return checks
+
+
+def check_alone(model: EncDecMaskedTokenPredModel) -> list[Check]:
+    """What a file says about itself: finite weights, unit codes, NeMo's filterbank, finite outputs."""
+    state = model.state_dict()
+    broken = sum(int((~torch.isfinite(value)).sum()) for value in state.values() if value.is_floating_point())
+    norms = model.quantizer.codebooks.detach().norm(dim=-1)
+    fresh = type(model.preprocessor)(**vars(model.cfg.preprocessor)).state_dict()
+    saved = model.preprocessor.state_dict()
+    filterbank = max(_largest(value.numpy(), saved[key].numpy()) for key, value in fresh.items())
+    batch = audio_batch(model.cfg.sample_rate)
+    numbers = stage_numbers(model, batch, isinstance(model, EncDecDenoiseMaskedTokenPredModel))
+    unfinished = sum(int((~np.isfinite(value)).sum()) for value in numbers.values())
+    return [
+        Check("file", "weights that are not finite", broken, 0),
+        Check("quantizer", "length of codes, off 1", float((norms - 1).abs().max()), 1e-6),
+        Check("preprocessor", "window and filterbank, off ours", filterbank, 1e-6),
+        Check("model", "outputs and gradients that are not finite", unfinished, 0),
+    ]
+
+
+def ask_nemo(path: Path, nemo_python: str) -> Numbers:
+    """NeMo's numbers for the file, by an interpreter that has NeMo."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "nemo.npz"
+        command = [nemo_python, str(Path(stages.__file__)), str(path.absolute()), str(out)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise ValueError(f"{nemo_python}: not an interpreter that can be run: {error.strerror}.") from error
+        if done.returncode != 0 or not out.is_file():
+            said = (done.stderr.strip() or "it said nothing").splitlines()[-1]
+            raise RuntimeError(f"{path}: NeMo could not run it (exit code {done.returncode}): {said}")
+        return _arrays(out)
+
+
+def _beside(path: Path) -> Path | None:
+    candidate = path.with_suffix(".npz")
+    return candidate if candidate.is_file() and (path.parent / "batch.npz").is_file() else None
+
+
+def _recorded_batch(recorded: Path) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    path = recorded.parent / "batch.npz"
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file; the recorded numbers need the audio they were computed from.")
+    arrays = _arrays(path)
+    absent = {"audio", "noisy", "audio_len"} - arrays.keys()
+    if absent:
+        raise ValueError(f"{path}: holds no {', '.join(sorted(absent))}.")
+    clean, noisy, lengths = (torch.from_numpy(arrays[key]) for key in ("audio", "noisy", "audio_len"))
+    return clean, noisy, lengths
+
+
+def _arrays(path: Path) -> Numbers:
+    """The arrays of an `.npz` file."""
+    try:
+        with np.load(path) as arrays:
+            return dict(arrays)
+    except FileNotFoundError:
+        raise ValueError(f"{path}: no such file.") from None
+    except (OSError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path}: not an .npz file of numbers.") from error
+
+
+def _largest(ours: NDArray[Any], nemo: NDArray[Any]) -> float:
+    if ours.shape != nemo.shape:
+        return float("inf")
+    return float(np.abs(ours.astype(np.float64) - nemo).max()) if ours.size else 0.0
+
+
+def _wrong_tokens(model: EncDecMaskedTokenPredModel, ours: Numbers, nemo: Numbers) -> int:
+    """Tokens that differ where there is audio; in the padding NeMo's are ties of a zero vector."""
+    if ours["tokens"].shape != nemo["tokens"].shape:
+        return int(nemo["tokens"].size)
+    post_conv = model.pre_encoder is not None
+    valid = nemo["encoded_len"] if post_conv else nemo["mel_len"] // model.quantizer.cfg.combine_time_steps
+    return sum(
+        int((ours["tokens"][row, :length] != nemo["tokens"][row, :length]).sum()) for row, length in enumerate(valid)
+    )
+
+
+def _gradients(ours: Numbers, nemo: Numbers) -> float:
+    """The largest difference of a gradient, relative to its norm or a thousandth of the largest norm."""
+    names = {key for key in nemo if key.startswith("grad/")}
+    if names != {key for key in ours if key.startswith("grad/")}:
+        return float("inf")
+    if any(ours[name].shape != nemo[name].shape for name in names):
+        return float("inf")
+    norms = {name: float(np.linalg.norm(nemo[name])) for name in names}
+    least = 1e-3 * max(norms.values(), default=0.0) + 1e-30
+    differences = (float(np.linalg.norm(ours[name] - nemo[name])) / max(norms[name], least) for name in names)
+    return max(differences, default=0.0)

@@ -1,0 +1,1 @@
+"""Which rank is to blame, and how long a stage may last."""

@@ -1,0 +1,275 @@
+"""Who is to blame, from facts alone: a waiting rank is never the culprit. Pure functions, so every rule has a test.
+
+The order: a process that is gone, an exception, a stopped process, a file that does not come, a rank that never
+joined, one that left early, one that holds the GIL, the flight recorder, and last the minority's place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from nest_ssl.watchdog.beacon import RankState
+from nest_ssl.watchdog.judge.flight import Collective, Flight, Parting, find_parting, last_call, open_call
+from nest_ssl.watchdog.report.failure import Failure
+from nest_ssl.watchdog.rows import RankRow, WorkerRow
+from nest_ssl.watchdog.stages import Stage
+
+GIL_S = 1.5
+"""A rank's own thread runs four times a second; so late, something holds the GIL."""
+SHORT_WAIT_S = 0.5
+"""A rank that has waited this long for data has used up what was loaded ahead."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is wrong, and whose fault it is."""
+
+    kind: str
+    """died, failed, out-of-memory, worker-died, stopped, worker-stopped, file, never-joined, left-early, gil, missing,
+    diverged, unfinished or stalled."""
+    culprits: list[RankRow]
+    stalled_s: float = 0.0
+    worker: WorkerRow | None = None
+    failure: Failure | None = None
+    parting: Parting | None = None
+    waiting: list[RankRow] = field(default_factory=list)
+    calls: dict[int, Collective] = field(default_factory=dict)
+    """The collective in which each rank waits, as far as it is known."""
+
+    @property
+    def ranks(self) -> list[int]:
+        return sorted(row.rank for row in self.culprits)
+
+    @property
+    def row(self) -> RankRow:
+        """The first culprit: the one to name."""
+        return min(self.culprits, key=lambda row: row.rank)
+
+
+def judge_dead(rows: Sequence[RankRow], failures: Mapping[int, Failure]) -> Verdict | None:
+    """A rank that is gone or has failed, by whichever came first and was not a consequence."""
+    by_rank = {row.rank: row for row in rows}
+    primary = [f for f in failures.values() if f.rank in by_rank and not f.is_lost_peer]
+    died = [row for row in rows if row.is_gone and row.is_active and row.rank not in failures]
+    if primary:
+        failure = min(primary, key=lambda failure: failure.monotonic_ns)
+        return _failed(by_rank[failure.rank], failure, rows)
+    if died:
+        return Verdict("died", died, waiting=[row for row in rows if not row.is_gone])
+    mute = [row for row in rows if row.state is RankState.FAILED and row.rank not in failures]
+    if mute:
+        message = "an exception, which it could not write down: is /dev/shm full?"
+        return Verdict("failed", mute, failure=Failure(mute[0].rank, "", message, "", 0), waiting=_others(rows, mute))
+    lost = [f for f in failures.values() if f.rank in by_rank]
+    left = [row for row in rows if row.state in (RankState.FINISHED, RankState.STOPPED)]
+    if lost and left:  # the connection was lost because the other end had no more to do
+        return Verdict("left-early", left, waiting=[by_rank[failure.rank] for failure in lost])
+    if lost:
+        failure = min(lost, key=lambda failure: failure.monotonic_ns)
+        return Verdict("failed", [by_rank[failure.rank]], failure=failure)
+    return None
+
+
+def with_last_calls(verdict: Verdict, flights: Mapping[int, Flight]) -> Verdict:
+    """The verdict with the collectives at which ranks that lost the connection had waited.
+
+    Once the connection is lost, a call that never came back counts as over: the last one is meant.
+    """
+    waiting = {row.rank for row in verdict.waiting}
+    calls = {rank: call for rank, flight in flights.items() if rank in waiting and (call := last_call(flight))}
+    return replace(verdict, calls=calls, parting=Parting("missing", verdict.ranks, calls))
+
+
+def judge_abort(verdict: Verdict, rows: Sequence[RankRow], flights: Mapping[int, Flight]) -> Verdict:
+    """gloo aborts the process that gets data of another size than it asked for: it may be the victim of the other call.
+
+    Whose call is new, judged by what the survivors called before, made the ranks part.
+    """
+    by_rank = {row.rank: row for row in rows}
+    # Once the connection is lost, a call that never came back counts as over: the last one is meant.
+    calls = {rank: call for rank, flight in flights.items() if (call := last_call(flight)) is not None}
+    if not calls:
+        return verdict
+    new = [rank for rank, call in calls.items() if not _was_called_before(call, flights[rank])]
+    culprits = [by_rank[rank] for rank in new] or verdict.culprits
+    waiting = [row for row in rows if row.rank not in {culprit.rank for culprit in culprits} and not row.is_gone]
+    parting = Parting("diverged", sorted(row.rank for row in culprits), calls)
+    return replace(verdict, kind="diverged", culprits=culprits, parting=parting, calls=calls, waiting=waiting)
+
+
+def _was_called_before(call: Collective, flight: Flight) -> bool:
+    earlier = [other for calls in flight.values() for other in calls.values() if other.number < call.number]
+    return call.signature in {other.signature for other in earlier}
+
+
+def _failed(row: RankRow, failure: Failure, rows: Sequence[RankRow]) -> Verdict:
+    waiting = _others(rows, [row])
+    dead_worker = next((w for w in row.workers if w.number >= 0 and f"pid {w.pid}" in _pids(failure.message)), None)
+    if "DataLoader worker" in failure.message and (
+        "killed by signal" in failure.message or "exited unexp" in failure.message
+    ):
+        worker = dead_worker or next((w for w in row.workers if w.process in ("", "Z")), None)
+        # torch raises it wherever the rank happens to be: the stage that failed is the data.
+        row = replace(row, stage=Stage.DATA, part=0)
+        return Verdict("worker-died", [row], worker=worker, failure=failure, waiting=waiting)
+    absent = re.search(r"Ranks? ([\d, ]+) failed to pass monitoredBarrier", failure.message)
+    if absent is not None:  # debug.barrier: rank 0 tells who did not arrive
+        ranks = {int(number) for number in absent[1].replace(",", " ").split()}
+        culprits = [other for other in rows if other.rank in ranks]
+        stalled_s = max((other.in_stage_s for other in culprits), default=0.0)
+        return Verdict("missing", culprits or [row], stalled_s, failure=failure, waiting=_others(rows, culprits))
+    kind = "out-of-memory" if failure.is_out_of_memory else "failed"
+    return Verdict(kind, [row], failure=failure, waiting=waiting)
+
+
+def _pids(message: str) -> str:
+    """'(pid 12)' and '(pid(s) 12, 13)' alike."""
+    return message.replace("pid(s) ", "pid ").replace(", ", " pid ")
+
+
+def judge_stalled(rows: Sequence[RankRow], flights: Mapping[int, Flight], floor_s: float) -> Verdict | None:
+    """Who keeps the others waiting, once that has lasted longer than the culprit's stage may last."""
+    verdict = _judge_stalled(rows, flights, floor_s)
+    if verdict is None:
+        return None
+    calls = {rank: call for rank, flight in flights.items() if (call := open_call(flight)) is not None}
+    return replace(verdict, calls=calls)
+
+
+def _judge_stalled(rows: Sequence[RankRow], flights: Mapping[int, Flight], floor_s: float) -> Verdict | None:
+    active = [row for row in rows if row.is_active]
+    verdict = (
+        _stopped(_present(rows), floor_s)
+        or _does_not_leave(rows)
+        or _blocked_file(active, floor_s)
+        or _never_joined(active)
+        or _left_early(rows, flights)
+        or _holds_gil(active)
+    )
+    if verdict is not None:
+        return verdict
+    parting = find_parting({row.rank: flights[row.rank] for row in active if row.rank in flights})
+    return _by_place(active) if parting is None else _by_parting(active, parting)
+
+
+def is_suspicious(rows: Sequence[RankRow], floor_s: float) -> bool:
+    """Whether a closer look is due: some rank is longer in its stage than it may be."""
+    active = [row for row in rows if row.is_active]
+    return (
+        any(row.in_stage_s > row.limit_s for row in active)
+        or _stopped(_present(rows), floor_s) is not None
+        or _does_not_leave(rows) is not None
+        or _blocked_file(active, floor_s) is not None
+    )
+
+
+def _present(rows: Sequence[RankRow]) -> list[RankRow]:
+    """Also those that have done their work and have not left yet."""
+    return [row for row in rows if row.is_active or not row.is_gone]
+
+
+def _does_not_leave(rows: Sequence[RankRow]) -> Verdict | None:
+    culprits = [row for row in _present(rows) if not row.is_active and row.in_stage_s > row.limit_s]
+    if not culprits:
+        return None
+    return Verdict("stalled", culprits, max(row.in_stage_s for row in culprits), waiting=_others(rows, culprits))
+
+
+def _stopped(active: Sequence[RankRow], floor_s: float) -> Verdict | None:
+    culprits = [row for row in active if row.stopped_s > floor_s or (row.is_stopped and row.in_stage_s > row.limit_s)]
+    if culprits:
+        longest_s = max(max(row.stopped_s, row.in_stage_s) for row in culprits)
+        return Verdict("stopped", culprits, longest_s, waiting=_others(active, culprits))
+    for row in active:
+        if row.waits_for_data and row.in_stage_s > SHORT_WAIT_S:
+            for worker in row.workers:
+                if worker.number >= 0 and min(worker.stopped_s, row.in_stage_s) > floor_s:
+                    return Verdict("worker-stopped", [row], row.in_stage_s, worker, waiting=_others(active, [row]))
+    return None
+
+
+def _blocked_file(active: Sequence[RankRow], floor_s: float) -> Verdict | None:
+    """A single file is judged by the floor, from the first batch on."""
+    blocked = [
+        (worker, row)
+        for row in active
+        if (row.waits_for_data or row.stage is Stage.INIT) and row.in_stage_s > SHORT_WAIT_S
+        for worker in row.workers
+        if worker.is_reading and worker.since_s > floor_s and worker.process not in ("", "Z")
+    ]
+    if not blocked:
+        return None
+    worker, row = max(blocked, key=lambda pair: pair[0].since_s)
+    kind = "worker-stopped" if worker.process in ("T", "t") else "file"
+    return Verdict(kind, [row], worker.since_s, worker, waiting=_others(active, [row]))
+
+
+def _never_joined(active: Sequence[RankRow]) -> Verdict | None:
+    joining = [row for row in active if row.is_joining]
+    if not any(row.in_stage_s > row.limit_s for row in joining):
+        return None
+    missing = [
+        row for row in active if row.state is RankState.ABSENT or (row.stage is Stage.INIT and not row.is_joining)
+    ]
+    if missing:
+        return Verdict("never-joined", missing, max(row.in_stage_s for row in joining), waiting=joining)
+    return None
+
+
+def _left_early(rows: Sequence[RankRow], flights: Mapping[int, Flight]) -> Verdict | None:
+    left = [row for row in rows if row.state in (RankState.FINISHED, RankState.STOPPED) or row.stage is Stage.END]
+    waiting = [row for row in rows if row.is_active and row.stage is not Stage.END and row.in_stage_s > row.limit_s]
+    if not left or not waiting:
+        return None
+    parting = find_parting({row.rank: flights[row.rank] for row in rows if row.rank in flights})
+    return Verdict("left-early", left, max(row.in_stage_s for row in waiting), parting=parting, waiting=waiting)
+
+
+def _holds_gil(active: Sequence[RankRow]) -> Verdict | None:
+    culprits = [
+        row
+        for row in active
+        if not row.is_gone and not row.is_stopped and row.heartbeat_s > GIL_S and row.in_stage_s > row.limit_s
+    ]
+    if not culprits:
+        return None
+    return Verdict("gil", culprits, max(row.in_stage_s for row in culprits), waiting=_others(active, culprits))
+
+
+def _by_parting(active: Sequence[RankRow], parting: Parting) -> Verdict | None:
+    by_rank = {row.rank: row for row in active}
+    culprits = [by_rank[rank] for rank in parting.culprits]
+    late = [row for row in culprits if row.in_stage_s > row.limit_s]
+    if parting.kind == "missing":
+        culprits = late  # those behind the others that move, or are in a stage that may take its time, are not stalled
+    elif parting.kind == "unfinished" and len(late) < len(culprits):
+        return None  # called a moment ago
+    if not culprits or not any(row.in_stage_s > row.limit_s for row in active):
+        return None
+    stalled_s = max(row.in_stage_s for row in culprits)
+    return Verdict(parting.kind, culprits, stalled_s, parting=parting, waiting=_others(active, culprits))
+
+
+def _by_place(active: Sequence[RankRow]) -> Verdict | None:
+    """Without collectives to go by: the smallest group of ranks in one place, if it has been there too long."""
+    groups: dict[tuple[int, str], list[RankRow]] = defaultdict(list)
+    for row in active:
+        groups[row.step, row.place].append(row)
+    if not groups:
+        return None
+    # Of groups of one size, the one that is behind.
+    smallest = min(groups.values(), key=lambda rows: (len(rows), rows[0].step, rows[0].stage))
+    others = [row for rows in groups.values() if rows is not smallest for row in rows]
+    waited_s = min((row.in_stage_s for row in others), default=0.0)  # who moved a moment ago has only been faster
+    culprits = [row for row in smallest if row.in_stage_s > (row.limit_s if waited_s > row.limit_s else row.patience_s)]
+    if not culprits:
+        return None
+    return Verdict("stalled", culprits, max(row.in_stage_s for row in culprits), waiting=_others(active, culprits))
+
+
+def _others(rows: Sequence[RankRow], culprits: Sequence[RankRow]) -> list[RankRow]:
+    blamed = {row.rank for row in culprits}
+    return [row for row in rows if row.rank not in blamed and row.is_active and not row.is_gone]

@@ -1,0 +1,134 @@
+"""One node of a job, as its monitor can see and touch it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+from nest_ssl.watchdog.beacon import NO_STEP, Beacon
+from nest_ssl.watchdog.judge import flight
+from nest_ssl.watchdog.judge.blame import Verdict
+from nest_ssl.watchdog.judge.flight import Flight
+from nest_ssl.watchdog.judge.limits import Limits
+from nest_ssl.watchdog.judge.slow import RecentDurations
+from nest_ssl.watchdog.report import evidence
+from nest_ssl.watchdog.report.failure import Failure, read_failures
+from nest_ssl.watchdog.rows import RankRow, WorkerRow, local_rows
+from nest_ssl.watchdog.status import Settings, write_status
+from nest_ssl.watchdog.system import kill_all, wait_until_gone, within
+
+EVIDENCE_WAIT_S = 0.6
+STATUS_EVERY_S = 2.0
+STATUS_AGAIN_S = 60.0
+"""After a disk did not answer."""
+
+
+def verdict_path(folder: Path) -> Path:
+    """Where the monitor leaves how it ended the job."""
+    return folder / "verdict.json"
+
+
+class Node:
+    """The ranks of this node, their beacon, and their processes."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.beacon = Beacon(Path(settings.beacon))
+        self.recent = RecentDurations(self.beacon)
+        self._limits = Limits(settings.floor_s, settings.init_s)
+        self._stopped_since: dict[int, float] = {}
+        self._next_status = 0.0
+
+    # ---- seeing ----
+
+    def rows(self) -> list[RankRow]:
+        """The ranks now, with how long stopped processes have been seen stopped."""
+        rows = local_rows(self.beacon, self._limits, self.settings.node, self.recent.usual_ms)
+        now = time.monotonic()
+        stopped = {row.pid for row in rows if row.is_stopped}
+        stopped |= {worker.pid for row in rows for worker in row.workers if worker.process in ("T", "t")}
+        self._stopped_since = {pid: self._stopped_since.get(pid, now) for pid in stopped}
+        return [self._with_stops(row, now) for row in rows]
+
+    def _with_stops(self, row: RankRow, now: float) -> RankRow:
+        def stopped_s(pid: int) -> float:
+            return now - self._stopped_since.get(pid, now)
+
+        workers: list[WorkerRow] = [
+            dataclasses.replace(worker, stopped_s=stopped_s(worker.pid)) for worker in row.workers
+        ]
+        return dataclasses.replace(row, stopped_s=stopped_s(row.pid), workers=workers)
+
+    def failures(self) -> dict[int, Failure]:
+        return read_failures(self.beacon.folder)
+
+    def flights(self, rows: list[RankRow]) -> dict[int, Flight]:
+        """Ask the ranks for their flight recorders, and wait a moment for those that can answer."""
+        request = self.beacon.request_evidence()
+        deadline = time.monotonic() + EVIDENCE_WAIT_S
+        able = [i for i, row in enumerate(rows) if row.pid and not row.is_gone and not row.is_stopped]
+        while time.monotonic() < deadline:
+            if all(self.beacon.rank(i).evidence_given >= request for i in able):
+                break
+            time.sleep(0.02)
+        given = [row.rank for i, row in enumerate(rows) if self.beacon.rank(i).evidence_given >= request]
+        return evidence.collect_flights(self.beacon.folder, given)
+
+    def innermost_frames(self, verdict: Verdict) -> list[str]:
+        """Where the culprit's code is, if it is on this node."""
+        row = verdict.row
+        pid = row.pid if verdict.worker is None else verdict.worker.pid
+        if row.node != self.settings.node or not pid:
+            return []
+        if row.is_gone:  # a crash leaves its stack
+            path = evidence.fault_file(self.beacon.folder, pid)
+            return evidence.innermost_frames(path.read_text(errors="replace") if path.is_file() else "")
+        return evidence.innermost_frames(evidence.read_stacks({"it": pid}, self.beacon.folder).get("it", ""))
+
+    def keep_evidence(self, folder: Path) -> None:
+        """Stacks, states, flight recorders and figures of this node's processes."""
+        rows = self.rows()
+        evidence.write_facts(rows, folder, self.settings.node)
+        for row in rows:
+            source = self.beacon.folder / flight.file_name(row.rank)
+            if source.is_file():
+                shutil.copyfile(source, folder / source.name)
+        evidence.write_stacks(evidence.processes_of(rows), folder / "stacks", self.beacon.folder)
+
+    def write_status(self, rows: list[RankRow], *, now: bool = False) -> None:
+        """What `nest-ssl doctor RUN_DIR` reads of a run whose processes are gone."""
+        if time.monotonic() < self._next_status and not now:
+            return
+        self._next_status = time.monotonic() + STATUS_EVERY_S
+        try:
+            within(STATUS_EVERY_S, lambda: write_status(self.settings, rows, os.getpid()))
+        except OSError as error:  # a full disk is for those to report whose work it stops
+            if isinstance(error, TimeoutError):
+                self._next_status += STATUS_AGAIN_S
+
+    # ---- touching ----
+
+    def stop_at(self, step: int) -> None:
+        """Let every rank save and leave after `step`."""
+        if step != NO_STEP and self.beacon.stop_step == NO_STEP:
+            self.beacon.stop_step = step
+
+    def end(self, verdict: dict[str, Any]) -> None:
+        """End every process of the job on this node, and say how."""
+        path = verdict_path(self.beacon.folder)
+        with contextlib.suppress(OSError):  # no room left: the exit code has its place
+            path.with_suffix(".tmp").write_text(json.dumps(verdict))
+            os.replace(path.with_suffix(".tmp"), path)
+        self.beacon.outcome = verdict["exit_code"]
+        rows = self.rows()
+        # Without a state a process was reaped: its number is free, or somebody else's.
+        pids = {row.pid for row in rows if row.pid and row.process}
+        pids |= {worker.pid for row in rows for worker in row.workers if worker.process}
+        kill_all(pids)
+        wait_until_gone(pids, 1.0)

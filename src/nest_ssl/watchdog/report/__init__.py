@@ -1,0 +1,1 @@
+"""Incidents in words and files."""

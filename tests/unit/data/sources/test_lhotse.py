@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import soundfile
+import torch
+from lhotse import CutSet, MonoCut, Recording
+
+from nest_ssl.config import DatasetConfig
+from nest_ssl.data import LhotseAudioNoiseDataset, build_loader
+from nest_ssl.data.sources.lhotse_inputs import is_endless
+from tests.unit.data.corpus import RATE, Corpus, make_corpus, write_manifest
+
+
+def config(corpus: Corpus, **changed: Any) -> DatasetConfig:
+    settings: dict[str, Any] = {
+        "use_lhotse": True,
+        "use_bucketing": True,
+        "num_buckets": 3,
+        "batch_size": None,
+        "batch_duration": 1.0,
+    }
+    return corpus.config(**{**settings, **changed})
+
+
+@pytest.fixture(scope="module")
+def cuts(corpus: Corpus) -> CutSet:
+    made = []
+    for i in range(22):
+        recording = Recording.from_file(corpus.folder / f"speech_{i}.wav")
+        made.append(MonoCut(f"cut-{i}", 0, recording.duration, 0, recording=recording))
+    return CutSet.from_cuts(made)
+
+
+def ids(batches: list[Any]) -> Counter[str]:
+    return Counter(name for batch in batches for name in batch.sample_id)
+
+
+@pytest.mark.parametrize(
+    "changed", [{}, {"quadratic_duration": 0.5}, {"bucket_duration_bins": [0.2, 0.3]}, {"use_bucketing": False}]
+)
+def test_an_epoch_reads_every_utterance_once_within_the_duration(corpus: Corpus, changed: dict[str, Any]) -> None:
+    loader = build_loader(config(corpus, **changed))
+    batches = list(loader)
+    assert ids(batches) == Counter(f"0-{i}" for i in range(22))
+    longest_s = max(corpus.durations_s)  # lhotse stops after the utterance that reaches the limit
+    assert all(int(batch.audio_len.sum()) <= (1.0 + longest_s) * RATE for batch in batches)  # type: ignore[union-attr]
+    with pytest.raises(TypeError):
+        len(loader)
+
+
+def test_quadratic_duration_makes_batches_smaller(corpus: Corpus) -> None:
+    plain, quadratic = (list(build_loader(config(corpus, quadratic_duration=q))) for q in (None, 0.2))
+    assert len(quadratic) > len(plain)
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 8, 16])
+def test_every_rank_has_the_same_number_of_batches(corpus: Corpus, world_size: int, drop_last: bool) -> None:
+    settings = config(corpus, drop_last=drop_last)
+    loaders = [build_loader(settings, rank=rank, world_size=world_size) for rank in range(world_size)]
+    assert len({loader.plan_hash for loader in loaders}) == 1
+    specs = [list(loader.batches) for loader in loaders]
+    assert len({len(rank) for rank in specs}) == 1
+    if not drop_last:
+        found = {cut.id.split("_")[0] for rank in specs for spec in rank for cut in spec.cuts}
+        assert found == {f"0-{i}" for i in range(22)}
+
+
+def test_epochs_are_shuffled_differently_and_reproducibly(corpus: Corpus) -> None:
+    loader = build_loader(config(corpus), seed=1)
+    epochs = []
+    for epoch in (0, 1, 0):
+        loader.set_epoch(epoch)
+        epochs.append([batch.sample_id for batch in loader])
+    assert epochs[0] == epochs[2]
+    assert epochs[0] != epochs[1]
+
+
+def test_lhotses_own_manifests_and_shar_folders_are_read(corpus: Corpus, cuts: CutSet, tmp_path: Path) -> None:
+    cuts.to_file(tmp_path / "cuts.jsonl.gz")
+    (tmp_path / "shar").mkdir()
+    cuts.to_shar(tmp_path / "shar", fields={"recording": "wav"}, shard_size=8)
+    for source in ({"cuts_path": str(tmp_path / "cuts.jsonl.gz")}, {"shar_path": str(tmp_path / "shar")}):
+        settings = config(corpus, manifest_filepath=None, noise_manifest=None, batch_augmentor=None, **source)
+        batches = list(build_loader(settings))
+        assert ids(batches) == Counter(f"cut-{i}" for i in range(22))
+        for batch in batches:
+            for i, name in enumerate(batch.sample_id or []):
+                expected, _ = soundfile.read(corpus.folder / f"speech_{name.removeprefix('cut-')}.wav")
+                found = batch.audio[i, : len(expected)]  # type: ignore[index]
+                torch.testing.assert_close(found, torch.from_numpy(expected).float(), atol=1e-4, rtol=0)
+
+
+def test_inputs_are_mixed_by_weight_without_end(corpus: Corpus, tmp_path: Path) -> None:
+    other = write_manifest(
+        tmp_path / "other.jsonl",
+        [{"audio_filepath": str(corpus.folder / f"speech_{i}.wav"), "duration": 0.1} for i in range(3)],
+    )
+    inputs = [
+        {"type": "nemo", "manifest_filepath": str(corpus.speech), "weight": 1.0},
+        {
+            "type": "group",
+            "weight": 3.0,
+            "input_cfg": [{"type": "nemo", "manifest_filepath": str(other), "weight": 0.5}],
+        },
+    ]
+    settings = config(corpus, manifest_filepath=None, input_cfg=inputs, use_bucketing=False, batch_size=4)
+    specs = [spec for _, spec in zip(range(300), build_loader(settings).batches, strict=False)]
+    drawn = Counter(cut.id.split("-")[0] for spec in specs for cut in spec.cuts)
+    assert len(specs) == 300
+    assert 0.7 < drawn["1"] / sum(drawn.values()) < 0.8
+    assert is_endless(settings)
+    assert not is_endless(config(corpus))
+    assert not is_endless(config(corpus, manifest_filepath=None, input_cfg=inputs[1:]))
+    settings = config(corpus, manifest_filepath=None, input_cfg=inputs, force_finite=True)
+    assert not is_endless(settings)
+    finite = build_loader(settings)
+    assert sum(len(spec.cuts) for spec in finite.batches) == 25
+
+
+def test_an_input_that_is_not_understood_is_refused(corpus: Corpus) -> None:
+    for entry, message in (
+        ({"type": "parquet"}, "type 'parquet' is not one of"),
+        ({"type": "nemo"}, r"needs \['manifest_filepath'\]"),
+        ({"type": "nemo", "manifest_filepath": "m", "speed": 2}, r"does not take \['speed'\]"),
+        ({"type": "nemo", "manifest_filepath": "m", "weight": 0}, "is not above 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            build_loader(config(corpus, input_cfg=[entry]))
+    with pytest.raises(ValueError, match="needs one of manifest_filepath, cuts_path, shar_path and input_cfg"):
+        build_loader(config(corpus, manifest_filepath=None))
+    with pytest.raises(ValueError, match="batch_duration: needed"):
+        build_loader(config(corpus, batch_duration=None))
+
+
+def test_bad_files_are_replaced_without_changing_the_batches(tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path / "data")
+    before = [len(batch.sample_id or []) for batch in build_loader(config(corpus))]
+    (corpus.folder / "speech_3.wav").write_bytes(b"junk")
+    loader = build_loader(config(corpus))
+    batches = list(loader)
+    assert [len(batch.sample_id or []) for batch in batches] == before
+    assert "0-3" not in ids(batches)
+    assert list(loader.bad_data.files) == [str(corpus.folder / "speech_3.wav")]
+
+
+def test_bad_recordings_of_lhotses_own_cuts_are_replaced_too(tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path / "data", num_speech=6)
+    recordings = [Recording.from_file(corpus.folder / f"speech_{i}.wav") for i in range(6)]
+    made = CutSet.from_cuts(MonoCut(f"cut-{i}", 0, r.duration, 0, recording=r) for i, r in enumerate(recordings))
+    made.to_file(tmp_path / "cuts.jsonl.gz")
+    (corpus.folder / "speech_3.wav").write_bytes(b"junk")
+    loader = build_loader(config(corpus, manifest_filepath=None, cuts_path=str(tmp_path / "cuts.jsonl.gz")))
+    assert sum(len(batch.sample_id or []) for batch in loader) == 6
+    assert list(loader.bad_data.files) == [str(corpus.folder / "speech_3.wav")]
+
+
+def test_the_dataset_takes_cuts_as_nemos_does(corpus: Corpus, cuts: CutSet) -> None:
+    dataset = LhotseAudioNoiseDataset(str(corpus.noise), {"prob": 1.0, "noise_ratio": 1.0})
+    batch = dataset[cuts.subset(first=3)]
+    assert batch.audio is not None
+    assert batch.audio_len is not None
+    assert batch.noise is not None
+    assert batch.audio_len.tolist() == [round(duration * RATE) for duration in corpus.durations_s[:3]]
+    assert batch.noise.any(dim=1).all()
+
+
+def test_ways_of_ours_to_mix_datasets_are_said_to_do_nothing(corpus: Corpus, caplog: pytest.LogCaptureFixture) -> None:
+    build_loader(config(corpus, is_concat=True, bucketing_weights=[1, 2]))
+    assert [message.split(":")[0] for message in caplog.messages] == ["is_concat", "bucketing_weights"]

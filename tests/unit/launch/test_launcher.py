@@ -1,0 +1,282 @@
+"""Launcher and monitor with ranks that need no torch: exit codes, reports, restarts, stopping together."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nest_ssl.launch import launcher as launch
+from nest_ssl.launch.launcher import Job, KeptMonitor, check_address, check_port, free_port
+from nest_ssl.watchdog.beacon import Beacon
+from nest_ssl.watchdog.node import Node, verdict_path
+from nest_ssl.watchdog.status import Settings
+from nest_ssl.watchdog.system import is_alive
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals and /proc of Linux")
+
+FLOOR_S = 1.0
+FAKE = Path(__file__).with_name("fake_rank.py")
+LAUNCHER = (
+    "import json, sys; from nest_ssl.launch.launcher import Job, launch; "
+    "sys.exit(launch(Job(**json.loads(sys.argv[1]))))"
+)
+
+
+def job(run_dir: Path, *behaviours: str, **other: Any) -> Job:
+    run_dir.mkdir(exist_ok=True)
+    settings = {
+        "run_dir": str(run_dir),
+        "floor_s": FLOOR_S,
+        "init_s": 30.0,
+        "judges": True,
+        "ends": True,
+        "saves": True,
+        "resume_command": "nest-ssl pretrain again",
+    }
+    values: dict[str, Any] = {
+        "command": [sys.executable, str(FAKE), *behaviours],
+        "local_ranks": len(behaviours),
+        "num_nodes": 1,
+        "node": 0,
+        "master_addr": "127.0.0.1",
+        "master_port": None,
+        "workers_per_rank": 1,
+        "settings": settings,
+        "resume_arguments": [],
+    }
+    return Job(**(values | other))
+
+
+def start(job: Job) -> subprocess.Popen[str]:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, json.dumps(asdict(job))], env=env, stderr=subprocess.PIPE, text=True
+    )
+
+
+def wait_until_ranks_are_at_step(run_dir: Path, step: int) -> None:
+    """By the monitor's word. How long a start takes depends on the machine."""
+    path = run_dir / "watchdog" / "node0.json"
+    for _ in range(300):
+        if path.exists() and min(row["step"] for row in json.loads(path.read_text())["rows"]) >= step:
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"{path}: not at step {step} within 30 s")
+
+
+def run(job: Job) -> tuple[int, str]:
+    process = start(job)
+    _, stderr = process.communicate(timeout=60)
+    return process.returncode, stderr
+
+
+def incident(run_dir: Path) -> dict[str, Any]:
+    (path,) = (run_dir / "incidents").glob("*.json")
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
+def test_ranks_that_finish_are_a_finished_job_without_a_word(tmp_path: Path) -> None:
+    code, stderr = run(job(tmp_path, "ok", "ok"))
+    assert (code, stderr) == (0, "")
+    status = json.loads((tmp_path / "watchdog" / "node0.json").read_text())
+    assert [row["state"] for row in status["rows"]] == ["finished", "finished"]
+
+
+def test_a_killed_rank_is_named_and_the_job_resumable(tmp_path: Path) -> None:
+    code, stderr = run(job(tmp_path, "long", "kill"))
+    assert code == 75
+    assert incident(tmp_path)["ranks"] == [1]
+    assert incident(tmp_path)["text"] in stderr
+
+
+@pytest.mark.parametrize(("behaviour", "kind"), [("sleep", "stalled"), ("freeze", "stopped")])
+def test_a_rank_that_stands_still_is_named(tmp_path: Path, behaviour: str, kind: str) -> None:
+    code, _ = run(job(tmp_path, behaviour, "long"))
+    assert code == 75
+    found = incident(tmp_path)
+    assert (found["ranks"], found["kind"], found["stage"]) == ([0], kind, "encoder")
+    assert FLOOR_S <= found["stalled_s"] < FLOOR_S + 1
+    assert Path(found["evidence"], "stacks", "rank0.txt").is_file()
+
+
+def test_an_exception_needs_a_person(tmp_path: Path) -> None:
+    code, stderr = run(job(tmp_path, "long", "fail"))
+    assert code == 1
+    assert incident(tmp_path)["cause"] == "KeyError: 'a bug'"
+    assert "nest-ssl: rank 1 failed" in stderr
+
+
+def test_a_rank_that_dies_before_it_can_speak_is_named(tmp_path: Path) -> None:
+    code, _ = run(job(tmp_path, "exit-3-early", "long"))
+    assert code == 1
+    assert incident(tmp_path)["ranks"] == [0]
+    assert "exit code 3" in incident(tmp_path)["cause"]
+
+
+def test_restarts_end_when_the_same_fault_comes_again(tmp_path: Path) -> None:
+    code, stderr = run(job(tmp_path, "long", "kill", max_restarts=5))
+    assert code == 1
+    assert stderr.count("nest-ssl: restart") == 1
+    assert "the same fault again (died, ranks [1], encoder of step 20)" in stderr
+
+
+@pytest.fixture
+def stranger() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has nothing to do with the job."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], start_new_session=True)
+    yield process
+    process.kill()
+    process.wait()
+
+
+ENDED_BY_LAUNCHER, ENDED_BY_MONITOR = ("ok", 0), ("kill", 75)
+
+
+@pytest.mark.parametrize(("behaviour", "code"), [ENDED_BY_LAUNCHER, ENDED_BY_MONITOR])
+def test_who_got_the_number_of_an_ended_loader_process_is_left_alone(
+    tmp_path: Path, stranger: subprocess.Popen[bytes], behaviour: str, code: int
+) -> None:
+    assert run(job(tmp_path, f"had-a-loader-{stranger.pid}", behaviour))[0] == code
+    assert stranger.poll() is None
+
+
+@pytest.mark.parametrize(("behaviour", "code"), [ENDED_BY_LAUNCHER, ENDED_BY_MONITOR])
+def test_a_loader_process_whose_rank_has_died_is_ended(tmp_path: Path, behaviour: str, code: int) -> None:
+    ended_with, stderr = run(job(tmp_path, f"leave-a-loader-and-{behaviour}", "ok"))
+    assert ended_with == code, stderr
+    (loader,) = [int(line.split()[1]) for line in stderr.splitlines() if line.startswith("loader ")]
+    assert not is_alive(loader)
+
+
+def test_sigterm_stops_all_ranks_after_the_same_step(tmp_path: Path) -> None:
+    process = start(job(tmp_path, "long", "long", "long"))
+    wait_until_ranks_are_at_step(tmp_path, 10)
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 75
+    stopped = {line.rsplit(" ", 1)[1] for line in stderr.splitlines() if "stopped after step" in line}
+    assert len(stopped) == 1, stderr
+    assert f"all ranks save after step {stopped.pop()} and leave" in stderr
+
+
+def test_asked_twice_everything_ends_at_once(tmp_path: Path) -> None:
+    patient = job(tmp_path, "long", "freeze")
+    patient.settings["floor_s"] = 60.0  # nothing else may end it
+    process = start(patient)
+    wait_until_ranks_are_at_step(tmp_path, 20)  # where one of them freezes
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=5)
+    assert process.returncode == 75
+
+
+def test_a_taken_port_is_refused_with_a_way_out() -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        with pytest.raises(ValueError, match="MASTER_PORT"):
+            check_port(taken.getsockname()[1])
+    check_port(free_port())
+
+
+def test_an_address_that_is_no_machine_is_refused_with_a_way_out() -> None:
+    with pytest.raises(ValueError, match="MASTER_ADDR=nowhere.invalid"):
+        check_address("nowhere.invalid")
+    check_address("127.0.0.1")
+
+
+def test_a_terminal_that_goes_away_does_not_keep_ranks_from_saving(tmp_path: Path) -> None:
+    process = start(job(tmp_path, "long", "long"))
+    wait_until_ranks_are_at_step(tmp_path, 10)
+    assert process.stderr is not None
+    process.stderr.close()  # as Ctrl-C does with '2>&1 | tee log'
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=20) == 75
+    status = json.loads((tmp_path / "watchdog" / "node0.json").read_text())
+    assert [row["state"] for row in status["rows"]] == ["stopped", "stopped"]
+
+
+def test_what_nobody_can_hear_is_still_written_down(tmp_path: Path) -> None:
+    process = start(job(tmp_path, "long", "kill"))
+    assert process.stderr is not None
+    process.stderr.close()
+    assert process.wait(timeout=30) == 75
+    assert incident(tmp_path)["ranks"] == [1]
+
+
+def test_a_rank_that_stops_while_it_leaves_is_named(tmp_path: Path) -> None:
+    code, _ = run(job(tmp_path, "ok", "freeze-at-the-end"))
+    assert code == 75
+    assert (incident(tmp_path)["ranks"], incident(tmp_path)["kind"]) == ([1], "stopped")
+
+
+@pytest.fixture
+def one_rank(tmp_path: Path) -> tuple[Settings, Beacon]:
+    beacon = Beacon.create(tmp_path / "beacon", local_ranks=1, first_rank=0, world_size=1, workers_per_rank=1)
+    settings = job(tmp_path).settings
+    return Settings(**settings, beacon=str(beacon.path), node=0, parent=os.getpid()), beacon
+
+
+def test_a_verdict_that_cannot_be_written_ends_the_job_all_the_same(one_rank: tuple[Settings, Beacon]) -> None:
+    settings, beacon = one_rank
+    verdict_path(beacon.folder).mkdir()
+    assert beacon.outcome is None
+    Node(settings).end({"exit_code": 75, "incident": None, "fault": None})
+    assert beacon.outcome == 75
+
+
+def test_a_monitor_that_stands_still_is_replaced(
+    one_rank: tuple[Settings, Beacon], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launch, "SILENT_S", 1.0)
+    monitor = KeptMonitor(*one_rank)
+    monitor.start()
+    first = monitor.process
+    assert first is not None
+    deadline = time.monotonic() + 10
+    while not one_rank[1].monitor_beat_ns and time.monotonic() < deadline:
+        time.sleep(0.05)
+    first.send_signal(signal.SIGUSR1)  # as a cluster sends it to every process
+    time.sleep(0.2)
+    monitor.keep()
+    assert monitor.process is first
+    first.send_signal(signal.SIGSTOP)
+    time.sleep(1.5)
+    monitor.keep()
+    assert first.poll() == -signal.SIGKILL
+    assert "the monitor stood still for" in capsys.readouterr().err
+    second = monitor.process
+    assert second is not None
+    assert second.poll() is None
+    second.kill()
+    second.wait()
+
+
+def test_a_process_that_ends_its_own_family_survives_itself() -> None:
+    """Under torchrun the monitor is a child of a rank that it has to end."""
+    code = (
+        "import os, subprocess, sys, time\n"
+        "child = 'import os; from nest_ssl.watchdog.system import kill_all; '\n"
+        "child += 'kill_all({os.getppid()}); print(\"done\")'\n"
+        "subprocess.Popen([sys.executable, '-c', child])\n"
+        "time.sleep(60)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    parent = subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True)
+    stdout, _ = parent.communicate(timeout=30)
+    assert parent.returncode == -signal.SIGKILL
+    assert stdout == "done\n"

@@ -1,0 +1,65 @@
+"""A run of one rank, without torch and without a monitor: `lone_rank.py RUN_DIR saves|does-not-save MOMENT`.
+
+At MOMENT (init, step, stuck-step, finished) it says 'ready' and can be asked to stop.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from nest_ssl.launch.attach import attached
+from nest_ssl.launch.ranks import DEFAULT_PORT, RankFacts
+from nest_ssl.watchdog.agent import RankAgent
+from nest_ssl.watchdog.beacon import RankState
+from nest_ssl.watchdog.system import say
+
+LONG_S = 60.0
+
+
+def main(run_dir: str, saves: str, moment: str) -> int:
+    settings: dict[str, Any] = {
+        "run_dir": run_dir,
+        "floor_s": 60.0,
+        "init_s": 900.0,
+        "judges": True,
+        "ends": True,
+        "saves": saves == "saves",
+        "resume_command": "nest-ssl pretrain again",
+    }
+    facts = RankFacts(0, 0, 1, 1, 0, "nobody", "127.0.0.1", DEFAULT_PORT)
+    with attached(facts, settings, workers_per_rank=1, wants_monitor=False) as agent:
+        if moment == "init":
+            wait_for_the_signal()
+        agent.mark.state = train(agent, moment)
+    if agent.mark.state is RankState.STOPPED:
+        return 75
+    wait_for_the_signal()
+    return 1
+
+
+def train(agent: RankAgent, moment: str) -> RankState:
+    agent.trains = True
+    if moment == "stuck-step":
+        wait_for_the_signal()
+    for step in range(1, 1 if moment == "finished" else 1000):
+        time.sleep(0.02)
+        agent.mark.finish_step(step)
+        if agent.stop_is_due(step):
+            say(f"saved after step {step}")
+            return RankState.STOPPED
+        if step == 3:
+            say("ready")
+    return RankState.FINISHED
+
+
+def wait_for_the_signal() -> None:
+    say("ready")
+    deadline = time.monotonic() + LONG_S
+    while time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

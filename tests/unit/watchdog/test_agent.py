@@ -1,0 +1,102 @@
+"""A run of one rank, which nobody watches, is asked to stop: it says what it does, and does it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nest_ssl.watchdog.report.explain import explain_run
+from nest_ssl.watchdog.system import say
+from tests.unit.watchdog.facts import hear_all_signals
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals and /proc of Linux")
+
+LONE = Path(__file__).with_name("lone_rank.py")
+
+
+def start(run_dir: Path, saves: str, moment: str) -> subprocess.Popen[str]:
+    """A run that has come to `moment`."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, str(LONE), str(run_dir), saves, moment]
+    process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True, preexec_fn=hear_all_signals)
+    assert process.stderr is not None
+    assert process.stderr.readline() == "ready\n"
+    return process
+
+
+def ask_to_stop(process: subprocess.Popen[str], number: signal.Signals) -> str:
+    """What it says; it has to end within the time of a test."""
+    process.send_signal(number)
+    return process.communicate(timeout=10)[1]
+
+
+def check_nothing_is_left_but_its_last_word(run_dir: Path) -> None:
+    assert explain_run(run_dir).verdict == "stopped as asked, resumable"
+    status = json.loads((run_dir / "watchdog" / "node0.json").read_text())
+    assert not Path(status["beacon"]).parent.exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("saves", "moment", "why"),
+    [
+        ("saves", "init", "nothing had to be saved before the first step"),
+        ("does-not-save", "init", "without saving, as set"),
+        ("does-not-save", "stuck-step", "without saving, as set"),
+    ],
+)
+def test_where_nothing_will_be_saved_the_run_ends_at_once(
+    tmp_path: Path, number: signal.Signals, saves: str, moment: str, why: str
+) -> None:
+    process = start(tmp_path, saves, moment)
+    assert ask_to_stop(process, number) == f"nest-ssl: {number.name}: stopped; {why}\n"
+    assert process.returncode == 75
+    check_nothing_is_left_but_its_last_word(tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_that_trains_says_after_which_step_it_saves_and_does_so(tmp_path: Path, number: signal.Signals) -> None:
+    process = start(tmp_path, "saves", "step")
+    told = re.fullmatch(
+        rf"nest-ssl: {number.name}: saves after step (\d+) and leaves\nsaved after step (\d+)\n",
+        ask_to_stop(process, number),
+    )
+    assert told is not None
+    assert told[1] == told[2]
+    assert process.returncode == 75
+    check_nothing_is_left_but_its_last_word(tmp_path)
+
+
+def test_asked_twice_it_does_not_wait_for_the_step(tmp_path: Path) -> None:
+    process = start(tmp_path, "saves", "stuck-step")
+    process.send_signal(signal.SIGTERM)
+    assert process.stderr is not None
+    assert process.stderr.readline() == "nest-ssl: SIGTERM: saves after step 1 and leaves\n"
+    assert ask_to_stop(process, signal.SIGTERM) == "nest-ssl: SIGTERM: stopped; asked twice, it did not wait to save\n"
+    assert process.returncode == 75
+    check_nothing_is_left_but_its_last_word(tmp_path)
+
+
+def test_a_run_that_has_finished_stays_finished_whatever_comes_while_it_reports(tmp_path: Path) -> None:
+    process = start(tmp_path, "saves", "finished")
+    assert ask_to_stop(process, signal.SIGINT) == "nest-ssl: SIGINT: stopped; the run had finished\n"
+    assert process.returncode == 0
+    assert explain_run(tmp_path).verdict == "finished"
+
+
+def test_a_signal_handler_is_heard_even_if_it_has_interrupted_another_print(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*args: object, **options: object) -> None:
+        raise RuntimeError("reentrant call inside <_io.BufferedWriter name='<stderr>'>")
+
+    monkeypatch.setattr("builtins.print", refuse)
+    say("nest-ssl: SIGTERM: stopped")
+    assert capfd.readouterr().err == "nest-ssl: SIGTERM: stopped\n"

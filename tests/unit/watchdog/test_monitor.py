@@ -1,0 +1,77 @@
+"""The monitor's look, on rows and flights that change under its eyes."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nest_ssl.watchdog.judge.blame import Verdict, judge_stalled
+from nest_ssl.watchdog.monitor import Monitor
+from nest_ssl.watchdog.rows import RankRow
+from nest_ssl.watchdog.stages import InitPart, Stage
+from tests.unit.watchdog.facts import FLOOR_S, calls, row
+
+LONG = [row(rank, Stage.VALIDATION, 3.9) for rank in (0, 1)]
+MOVED_ON = [row(rank, Stage.BACKWARD, 0.1) for rank in (0, 1)]
+
+
+def looking_at(rows_later: list[RankRow], monkeypatch: pytest.MonkeyPatch) -> tuple[Monitor, list[Any]]:
+    """A monitor whose ranks are in one barrier when asked for their collectives, and then at `rows_later`."""
+    monitor = Monitor.__new__(Monitor)
+    monitor.settings = SimpleNamespace(judges=True, floor_s=FLOOR_S)  # type: ignore[assignment]
+    monitor._dead_since = None
+    verdicts: list[Any] = []
+    open_barrier = calls(1, done=0, op="barrier")
+    monkeypatch.setattr(monitor, "_flights", lambda rows: {0: open_barrier, 1: open_barrier})
+    monkeypatch.setattr(monitor, "_rows", lambda: rows_later)
+    monkeypatch.setattr(monitor, "_stalled", lambda verdict: verdicts.append(verdict))
+    for name in ("_dead", "_warn_early", "_warn_slow", "_stop"):
+        monkeypatch.setattr(monitor, name, lambda *rows: None)
+    return monitor, verdicts
+
+
+def test_ranks_that_moved_on_while_they_were_asked_are_not_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monitor, verdicts = looking_at(MOVED_ON, monkeypatch)
+    monitor._look(LONG)
+    assert verdicts == []
+
+
+def test_ranks_that_did_not_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monitor, verdicts = looking_at(LONG, monkeypatch)
+    monitor._look(LONG)
+    assert [verdict.kind for verdict in verdicts] == ["unfinished"]
+
+
+def test_ranks_of_a_node_that_nobody_has_heard_of_are_those_that_never_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    monitor = Monitor.__new__(Monitor)
+    joining = row(0, Stage.INIT, 31.0, part=int(InitPart.JOIN), limit_s=30.0, step=0)
+    beacon = SimpleNamespace(world_size=2)
+    monitor.settings = SimpleNamespace(init_s=30.0)  # type: ignore[assignment]
+    monitor.leader = None
+    monitor._since = time.monotonic() - 31.0
+    monitor.node = SimpleNamespace(rows=lambda: [joining], beacon=beacon)  # type: ignore[assignment]
+    verdict = judge_stalled(monitor._rows(), {}, FLOOR_S)
+    assert verdict is not None
+    assert (verdict.kind, verdict.ranks) == ("never-joined", [1])
+    training = row(0, Stage.BACKWARD, 1.0)
+    monitor.node = SimpleNamespace(rows=lambda: [training], beacon=beacon)  # type: ignore[assignment]
+    assert monitor._rows() == [training]
+
+
+def test_a_report_that_cannot_be_made_does_not_keep_the_job_from_being_ended(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monitor = Monitor.__new__(Monitor)
+    monitor.run_dir = tmp_path
+    monkeypatch.setattr("nest_ssl.watchdog.monitor.REPORT_S", 0.2)
+    for broken in (lambda *_: time.sleep(60), lambda *_: 1 / 0):
+        monkeypatch.setattr(monitor, "_say_and_keep", broken)
+        assert "rank1" in monitor._report(Verdict("died", [row(1)]))
+    said = capsys.readouterr().err
+    assert "no answer within 0.2 s" in said
+    assert "division by zero" in said
+    assert said.count("rank 1 died") == 2
