@@ -9,13 +9,15 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "nest_ssl"
 
-_BASE = {"_version", "config", "files", "freed_memory", "nemo_file"}
+_BASE = {"_version", "config", "files", "freed_memory", "nemo_file", "run_folder", "run_verdict"}
 _MODEL = _BASE | {"audio", "modules", "inputs", "model"}
 _PRODUCTS = {"prepare", "demo", "inspect", "report", "extract", "probe", "verify", "drawing"}
 MAY_IMPORT: dict[str, set[str]] = {
     "_version": set(),
     "files": set(),
     "freed_memory": set(),
+    "run_folder": {"config", "files"},
+    "run_verdict": set(),
     "config": set(),
     "audio": set(),
     "inputs": {"modules"},
@@ -26,7 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "checkpoint": _MODEL - {"audio"},
     "layer_features": _MODEL | {"checkpoint"},
     "data": {"audio", "config", "files", "freed_memory"},
-    "watchdog": {"config", "launch"},
+    "watchdog": {"config", "launch", "run_folder"},
     "launch": {"config", "watchdog"},
     "training": _MODEL | {"captured", "checkpoint", "data", "launch", "watchdog"},
     "drawing": {"config", "modules"},

@@ -9,17 +9,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from nest_ssl.launch.exit_codes import NEEDS_A_PERSON, RESUMABLE
+from nest_ssl.run_folder import INCIDENTS as FOLDER
+from nest_ssl.run_folder import LAST as LAST
+from nest_ssl.run_folder import RunFolder
 from nest_ssl.watchdog.judge.blame import Verdict
 from nest_ssl.watchdog.report import words
 from nest_ssl.watchdog.stages import part_label
 from nest_ssl.watchdog.system import DISK_ANSWERS_S, within
-
-FOLDER = "incidents"
-LAST = "last.ckpt"
-"""Of all checkpoints the one that a run goes on from."""
 
 
 @dataclass(frozen=True)
@@ -147,20 +144,8 @@ def read_incidents(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def newest_checkpoint(run_dir: Path) -> Path | None:
-    return newest_of(_checkpoints(run_dir))
+    return RunFolder.open(run_dir).newest_checkpoint()
 
 
 def newest_of(checkpoints: Path) -> Path | None:
-    """The checkpoint written last; of two names of one file that of the last, which stays."""
-    files = [path for path in checkpoints.glob("*.ckpt") if path.is_file()]
-    return max(files, key=lambda path: (path.stat().st_mtime_ns, path.name == LAST, path.name), default=None)
-
-
-def _checkpoints(run_dir: Path) -> Path:
-    """Where the run's configuration has them."""
-    try:
-        cfg = yaml.safe_load((run_dir / "hparams.yaml").read_text())
-        dirpath = cfg["exp_manager"]["checkpoint_callback_params"]["dirpath"]
-    except (OSError, yaml.YAMLError, KeyError, TypeError):  # not written yet, or only in part
-        dirpath = None
-    return run_dir / "checkpoints" if dirpath is None else Path(dirpath).expanduser()
+    return RunFolder(checkpoints.parent, str(checkpoints)).newest_checkpoint()
