@@ -9,14 +9,15 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "nest_ssl"
 
-_BASE = {"_version", "config", "files", "freed_memory", "nemo_file"}
+_BASE = {"_version", "config", "files", "freed_memory", "nemo_file", "plugins"}
 _MODEL = _BASE | {"audio", "modules", "inputs", "model"}
 _PRODUCTS = {"prepare", "demo", "inspect", "report", "extract", "probe", "verify", "drawing"}
 MAY_IMPORT: dict[str, set[str]] = {
     "_version": set(),
     "files": set(),
     "freed_memory": set(),
-    "config": set(),
+    "plugins": set(),
+    "config": {"plugins"},
     "audio": set(),
     "inputs": {"modules"},
     "nemo_file": {"_version", "config", "files"},
@@ -25,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "captured": {"model", "modules"},
     "checkpoint": _MODEL - {"audio"},
     "layer_features": _MODEL | {"checkpoint"},
-    "data": {"audio", "config", "files", "freed_memory"},
+    "data": {"audio", "config", "files", "freed_memory", "plugins"},
     "watchdog": {"config", "launch"},
     "launch": {"config", "watchdog"},
     "training": _MODEL | {"captured", "checkpoint", "data", "launch", "watchdog"},
