@@ -16,8 +16,8 @@ import nest_ssl
 from nest_ssl.config import NestConfig
 from nest_ssl.data.batch.loader import PlannedLoader
 from nest_ssl.launch.preflight import Facts, code_version, compare_ranks
-from nest_ssl.watchdog.mark import RankMark
-from nest_ssl.watchdog.stages import InitPart, Stage
+from nest_ssl.watchdog.beacon import RankMark
+from nest_ssl.watchdog.rank import InitPart, Stage
 
 
 class CompareRanks(Callback):

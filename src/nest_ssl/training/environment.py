@@ -7,7 +7,7 @@ from typing import Any
 import lightning.pytorch as pl
 from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 
-from nest_ssl.launch.ranks import RankFacts
+from nest_ssl.watchdog.rank import RankFacts
 
 
 class LaunchedRank(ClusterEnvironment):

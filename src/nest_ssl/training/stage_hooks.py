@@ -10,7 +10,7 @@ from torch import nn
 
 from nest_ssl.model import EncDecMaskedTokenPredModel
 from nest_ssl.modules.as_built import may_be_skipped
-from nest_ssl.watchdog.stages import FIRST_LAYER, POSITIONS, PRE_ENCODE, Stage
+from nest_ssl.watchdog.rank import FIRST_LAYER, POSITIONS, PRE_ENCODE, Stage
 
 Enter = Callable[[Stage, int], None]
 

@@ -19,10 +19,9 @@ from nest_ssl.config import ExperimentConfig, NestConfig, TrainerConfig
 from nest_ssl.config.data import DatasetConfig
 from nest_ssl.freed_memory import keep_freed_memory
 from nest_ssl.launch import ranks
-from nest_ssl.launch.exit_codes import FINISHED, NEEDS_A_PERSON, RESUMABLE
-from nest_ssl.launch.ranks import RankFacts
 from nest_ssl.training import experiment
 from nest_ssl.training.experiment import RunFolder
+from nest_ssl.watchdog.rank import FINISHED, NEEDS_A_PERSON, RESUMABLE, RankFacts
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +103,7 @@ def _launch(cfg: NestConfig, arguments: list[str], per_node: int, run_dir: Path)
 def _train(cfg: NestConfig, arguments: list[str], facts: RankFacts, folder: RunFolder) -> int:
     from nest_ssl.launch.attach import attached
     from nest_ssl.launch.launcher import check_address, check_port
-    from nest_ssl.watchdog.beacon import RankState
+    from nest_ssl.watchdog.rank import RankState
 
     keep_freed_memory()
     os.environ.update(facts.variables() if facts.world_size > 1 else {})

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from nest_ssl.training.module import PretrainingModule
 from nest_ssl.training.stage_hooks import staged_modules
-from nest_ssl.watchdog.stages import part_label
+from nest_ssl.watchdog.rank import part_label
 
 BARRIER_SHARE = 0.8
 """Of `watchdog.floor_s`: the barrier speaks before the monitor would."""

@@ -16,11 +16,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nest_ssl.config import TrainerConfig
 from nest_ssl.config.targets import resolve_target
-from nest_ssl.launch.ranks import RankFacts
 from nest_ssl.training.checkpoints import AtomicCheckpointIO
 from nest_ssl.training.environment import LaunchedRank, take_broadcasts_out
 from nest_ssl.training.sharding import fsdp
 from nest_ssl.training.time_limit import TimeLimit
+from nest_ssl.watchdog.rank import RankFacts
 
 log = logging.getLogger(__name__)
 

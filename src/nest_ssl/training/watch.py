@@ -19,10 +19,9 @@ from nest_ssl.training.module import PretrainingModule
 from nest_ssl.training.moments import is_within_step, validation_is_next
 from nest_ssl.training.stage_hooks import attach_stage_hooks
 from nest_ssl.training.trace import BarrierBeforeEncoder, TraceStages
-from nest_ssl.watchdog.agent import RankAgent
-from nest_ssl.watchdog.reads import ReadReport
+from nest_ssl.watchdog.agent import RankAgent, ReadReport
+from nest_ssl.watchdog.rank import InitPart, Stage, validation_part
 from nest_ssl.watchdog.report.incident import LAST
-from nest_ssl.watchdog.stages import InitPart, Stage, validation_part
 
 
 class Stopped(Exception):  # noqa: N818 - it is no error

@@ -1,17 +1,74 @@
-"""A run explained from what it has left: its beacon if it is alive, the monitor's last word and incidents if not."""
+"""The status of a run: `RUN_DIR/watchdog/nodeN.json`, written while it runs, and the run explained from it.
+
+A live run is read from its beacon, a dead one from its last status and its incidents.
+"""
 
 from __future__ import annotations
 
 import json
+import platform
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nest_ssl.files import replacing
 from nest_ssl.watchdog.beacon import Beacon
-from nest_ssl.watchdog.judge.limits import Limits
 from nest_ssl.watchdog.report.incident import newest_checkpoint, read_incidents
-from nest_ssl.watchdog.rows import RankRow, local_rows
+from nest_ssl.watchdog.rows import Limits, RankRow, local_rows
+
+FOLDER = "watchdog"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the launcher tells the monitor, as JSON."""
+
+    beacon: str
+    run_dir: str
+    node: int
+    floor_s: float
+    init_s: float
+    judges: bool
+    """False: the monitor only agrees on the step to stop at."""
+    ends: bool
+    """False: `watchdog.action=report`."""
+    saves: bool
+    """False: `exp_manager.create_preemption_callback=false`, ranks that are asked to stop do not save first."""
+    parent: int
+    """The monitor dies with this process; 0: it outlives the process that started it."""
+    resume_command: str
+    num_nodes: int = 1
+    leader_address: str = "127.0.0.1"
+    leader_port: int = 0
+    """Where the monitor of node 0 listens, if there are several nodes."""
+    started_at: float = field(default_factory=time.time)
+    """When this node's ranks were started, in seconds since 1970."""
+
+    def write(self, path: Path) -> None:
+        path.write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, path: Path) -> Settings:
+        return cls(**json.loads(path.read_text()))
+
+
+def write_status(settings: Settings, rows: list[RankRow], monitor_pid: int | None) -> None:
+    """Replace `watchdog/nodeN.json`; do nothing while the run has no folder."""
+    run_dir = Path(settings.run_dir)
+    if not run_dir.is_dir():
+        return
+    status = {
+        "time": time.time(),
+        "host": platform.node(),
+        "beacon": settings.beacon,
+        "monitor_pid": monitor_pid,
+        "settings": asdict(settings),
+        "rows": [row.to_json() for row in rows],
+    }
+    (run_dir / FOLDER).mkdir(exist_ok=True)
+    with replacing(run_dir / FOLDER / f"node{settings.node}.json", sync=False) as file:
+        file.write(json.dumps(status).encode())
 
 
 @dataclass(frozen=True)
@@ -21,14 +78,14 @@ class NodeState:
     host: str
     is_alive: bool
     seen: float
-    """When the rows are of, in seconds since 1970."""
+    """When the rows were read, in seconds since 1970."""
     rows: list[RankRow]
     resume_command: str
 
 
 @dataclass(frozen=True)
 class RunState:
-    """All that is known of a run."""
+    """Everything that is known about a run."""
 
     run_dir: Path
     nodes: list[NodeState]
@@ -41,13 +98,13 @@ class RunState:
 
     @property
     def verdict(self) -> str:
-        """In one line."""
+        """The state in one line."""
         rows = [row for node in self.nodes for row in node.rows]
         if self.is_alive:
             late = [row for row in rows if row.is_active and row.in_stage_s > row.limit_s]
             if late:
                 names = ", ".join(f"rank {row.rank} in {row.place} for {row.in_stage_s:.0f} s" for row in late)
-                return f"alive, but these are longer in their stage than they may be: {names}"
+                return f"alive, but over the time limit of their stage: {names}"
             return f"alive, at step {max(row.step for row in rows)}"
         if rows and all(row.state.name == "FINISHED" for row in rows):
             return "finished"
@@ -55,20 +112,20 @@ class RunState:
             return "stopped as asked, resumable"
         if self.incidents:
             return f"ended by an incident: {self.incidents[-1]['text'].splitlines()[0].removeprefix('nest-ssl: ')}"
-        return "over; it left no incident: ended from outside, or it was not watched"
+        return "over, without an incident: it was ended from outside, or it was not monitored"
 
 
 def explain_run(run_dir: Path) -> RunState:
-    """The state of the run in `run_dir`; ValueError if it is no run folder."""
-    if not (run_dir / "hparams.yaml").is_file() and not (run_dir / "watchdog").is_dir():
-        raise ValueError(f"{run_dir}: no run folder: there is neither hparams.yaml nor watchdog/ in it.")
-    statuses = [json.loads(path.read_text()) for path in sorted((run_dir / "watchdog").glob("node*.json"))]
+    """Return the state of the run in `run_dir`; ValueError if that is not a run folder."""
+    if not (run_dir / "hparams.yaml").is_file() and not (run_dir / FOLDER).is_dir():
+        raise ValueError(f"{run_dir}: not a run folder: it contains neither hparams.yaml nor watchdog/.")
+    statuses = [json.loads(path.read_text()) for path in sorted((run_dir / FOLDER).glob("node*.json"))]
     nodes = [_node(status) for status in _of_newest_start(statuses)]
     return RunState(run_dir, nodes, read_incidents(run_dir), newest_checkpoint(run_dir))
 
 
 def _of_newest_start(statuses: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Without what an earlier start has left, of nodes that take no part any more or are not there again yet.
+    """Drop what an earlier start left, on nodes that no longer take part or have not started again yet.
 
     Nodes start in any order: one that came first still writes when the last one comes, an earlier start does not.
     """
@@ -94,7 +151,7 @@ def _node(status: dict[str, Any]) -> NodeState:
 
 
 def _live_rows(path: Path, settings: dict[str, Any]) -> list[RankRow] | None:
-    """Straight from the beacon, if it is on this machine and its ranks live."""
+    """Return the rows straight from the beacon, if it is on this machine and its ranks are alive."""
     try:
         beacon = Beacon(path)
     except (OSError, ValueError):
