@@ -11,7 +11,6 @@ from nest_ssl.config.model import ModelConfig
 from nest_ssl.config.targets import resolve_target
 from nest_ssl.config.watchdog import DebugConfig, LaunchConfig, WatchdogConfig
 
-
 LIGHTNING = "Bring your own pl.Trainer instead: nest_ssl.lightning, examples/train_lightning.py."
 
 NO_EFFECT: dict[str, str] = {

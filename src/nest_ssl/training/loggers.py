@@ -19,7 +19,7 @@ from nest_ssl.config import ExperimentConfig
 from nest_ssl.files import replacing
 from nest_ssl.run_folder import MetricsWriter, RunFolder
 from nest_ssl.training.watching import Watch
-from nest_ssl.watchdog.stages import Stage
+from nest_ssl.watchdog.rank import Stage
 from nest_ssl.watchdog.system import say
 
 log = logging.getLogger(__name__)

@@ -40,7 +40,7 @@ from nest_ssl.training.step import LookBack, TrainStep, Use, seed_everything
 from nest_ssl.training.stopping import OF_TRAINING, EarlyStopping, TimeLimits
 from nest_ssl.training.validation import LeftEarlyError, Validation
 from nest_ssl.training.watching import Stopped, Watch
-from nest_ssl.watchdog.stages import Stage
+from nest_ssl.watchdog.rank import Stage
 
 log = logging.getLogger(__name__)
 

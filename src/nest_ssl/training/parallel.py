@@ -20,9 +20,9 @@ from torch import Tensor, distributed, nn
 from torch.distributed.checkpoint import state_dict as sharded_state
 
 from nest_ssl.config import TrainerConfig
-from nest_ssl.launch.ranks import RankFacts
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
 from nest_ssl.run_folder import listed_devices
+from nest_ssl.watchdog.rank import RankFacts
 
 log = logging.getLogger(__name__)
 

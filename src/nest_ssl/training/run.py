@@ -22,10 +22,9 @@ from nest_ssl.config.compose import DEFAULT_CONFIG
 from nest_ssl.config.data import DatasetConfig
 from nest_ssl.freed_memory import keep_freed_memory
 from nest_ssl.launch import ranks
-from nest_ssl.launch.exit_codes import FINISHED, NEEDS_A_PERSON, RESUMABLE
-from nest_ssl.launch.ranks import RankFacts
 from nest_ssl.run_folder import RunFolder, ranks_per_node
 from nest_ssl.training import experiment
+from nest_ssl.watchdog.rank import FINISHED, NEEDS_A_PERSON, RESUMABLE, RankFacts
 
 log = logging.getLogger(__name__)
 
@@ -184,7 +183,7 @@ def _launch(cfg: NestConfig, command: Command, per_node: int, folder: RunFolder)
 def _train(cfg: NestConfig, main: Main, command: Command, facts: RankFacts, folder: RunFolder) -> int:
     from nest_ssl.launch.attach import attached
     from nest_ssl.launch.launcher import check_address, check_port
-    from nest_ssl.watchdog.beacon import RankState
+    from nest_ssl.watchdog.rank import RankState
 
     keep_freed_memory()
     many = facts.world_size > 1

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nest_ssl._version import __version__
 from nest_ssl.data import PlannedLoader

@@ -24,7 +24,7 @@ from nest_ssl.objective import MaskedPrediction
 from nest_ssl.training.ema import Average
 from nest_ssl.training.parallel import GradientExchange, World, gradient_norm, is_sharded
 from nest_ssl.training.watching import Watch
-from nest_ssl.watchdog.stages import Stage
+from nest_ssl.watchdog.rank import Stage
 
 log = logging.getLogger(__name__)
 

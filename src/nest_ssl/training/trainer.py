@@ -18,7 +18,7 @@ from nest_ssl.config import CheckpointConfig, DatasetConfig, ExperimentConfig, N
 from nest_ssl.config.training import PRECISIONS
 from nest_ssl.data import PlannedLoader, build_loader
 from nest_ssl.fast.engine import accelerate
-from nest_ssl.launch.ranks import DEFAULT_PORT, RankFacts, from_environment
+from nest_ssl.launch.ranks import DEFAULT_PORT, from_environment
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
 from nest_ssl.run_folder import RunFolder, forget_after, ranks_per_node
 from nest_ssl.training import experiment
@@ -35,7 +35,7 @@ from nest_ssl.training.stopping import EarlyStopping, TimeLimits, check_monitors
 from nest_ssl.training.validation import Validation, has_data, validation_sets
 from nest_ssl.training.watching import Watch, compare_loaders, compare_starts, look_closer, mark_stages
 from nest_ssl.watchdog.agent import RankAgent
-from nest_ssl.watchdog.stages import InitPart, Stage
+from nest_ssl.watchdog.rank import InitPart, RankFacts, Stage
 
 log = logging.getLogger(__name__)
 

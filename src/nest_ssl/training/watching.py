@@ -25,10 +25,9 @@ from nest_ssl.fast.engine import may_be_skipped
 from nest_ssl.launch.preflight import Facts, code_version, compare_ranks
 from nest_ssl.model import EncDecMaskedTokenPredModel
 from nest_ssl.training.parallel import World
-from nest_ssl.watchdog.agent import RankAgent
+from nest_ssl.watchdog.agent import RankAgent, ReadReport
 from nest_ssl.watchdog.beacon import NO_STEP
-from nest_ssl.watchdog.reads import ReadReport
-from nest_ssl.watchdog.stages import (
+from nest_ssl.watchdog.rank import (
     FIRST_LAYER,
     POSITIONS,
     PRE_ENCODE,

@@ -6,13 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from nest_ssl.watchdog.beacon import Beacon, RankState
-from nest_ssl.watchdog.judge.limits import Limits
-from nest_ssl.watchdog.mark import RankMark
-from nest_ssl.watchdog.report.explain import explain_run
-from nest_ssl.watchdog.rows import local_rows
-from nest_ssl.watchdog.stages import Stage
-from nest_ssl.watchdog.status import Settings, write_status
+from nest_ssl.watchdog.beacon import Beacon, RankMark
+from nest_ssl.watchdog.rank import RankState, Stage
+from nest_ssl.watchdog.report.status import Settings, explain_run, write_status
+from nest_ssl.watchdog.rows import Limits, local_rows
 from tests.unit.watchdog.facts import monitor_settings, row
 
 

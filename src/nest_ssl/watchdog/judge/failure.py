@@ -1,16 +1,19 @@
-"""What a rank writes down of the exception that ends it, before anything else can hang or be lost."""
+"""The record of the exception that ends a rank, written before anything else can hang or be lost."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import time
 import traceback
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from nest_ssl.files import replacing
+
+PACKAGE = Path(__file__).parents[2]
+"""The folder of nest_ssl."""
 LOST_PEER = (
     "connection closed by peer",
     "connection reset by peer",
@@ -37,11 +40,11 @@ class Failure:
     context: list[str] = field(default_factory=list)
     """What the rank adds: the files and durations of its batch."""
     is_plain: bool = False
-    """The system's error, or one that nest-ssl itself raised for its user: the message says all."""
+    """An operating system error, or one that nest-ssl raised for its user: the message says it all."""
 
     @property
     def is_lost_peer(self) -> bool:
-        """It only noticed that another rank has gone."""
+        """Whether the rank only noticed that another one is gone."""
         text = self.message.lower()
         return self.type in ("RuntimeError", "DistBackendError", "DistNetworkError", "ConnectionError") and any(
             words in text for words in LOST_PEER
@@ -53,13 +56,13 @@ class Failure:
 
     @property
     def innermost_frames(self) -> list[str]:
-        """'f (file.py:12)', innermost first."""
+        """The frames as 'f (file.py:12)', innermost first."""
         found = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', self.traceback)
         return [f"{name} ({'/'.join(Path(path).parts[-2:])}:{line})" for path, line, name in reversed(found)]
 
     @property
     def short_traceback(self) -> str:
-        """The traceback without the frames of installed packages, which are in the evidence."""
+        """The traceback without the frames of installed packages; the evidence has all of it."""
         kept, left_out = [], 0
         for part in re.split(r"(?m)^(?=  File )", self.traceback):
             if part.startswith("  File ") and "site-packages" in part.splitlines()[0]:
@@ -79,7 +82,7 @@ def file_name(rank: int) -> str:
 
 
 def write_failure(folder: Path, rank: int, error: BaseException, context: list[str]) -> Failure:
-    """Write the failure where the monitor looks for it; the first one of a rank counts."""
+    """Write the failure where the monitor looks for it; a rank's first one is kept."""
     failure = Failure(
         rank=rank,
         type=type(error).__name__,
@@ -91,21 +94,20 @@ def write_failure(folder: Path, rank: int, error: BaseException, context: list[s
     )
     path = folder / file_name(rank)
     if not path.exists():
-        temporary = path.with_suffix(".tmp")
-        with contextlib.suppress(OSError):  # the folder is gone (the job was ended meanwhile) or full
-            temporary.write_text(json.dumps(asdict(failure)))
-            os.replace(temporary, path)
+        # The folder may be full, or gone because the job was ended meanwhile.
+        with contextlib.suppress(OSError), replacing(path, sync=False) as file:
+            file.write(json.dumps(asdict(failure)).encode())
     return failure
 
 
 def _is_ours(error: BaseException) -> bool:
-    """Whether it was raised in this package, not deep inside another."""
+    """Return whether it was raised in this package, not deep inside another one."""
     frames = traceback.extract_tb(error.__traceback__)
-    return bool(frames) and Path(__file__).parents[1] in Path(frames[-1].filename).parents
+    return bool(frames) and PACKAGE in Path(frames[-1].filename).parents
 
 
 def read_failures(folder: Path) -> dict[int, Failure]:
-    """By rank."""
+    """Return the failures that ranks have written, by rank."""
     found: dict[int, Failure] = {}
     for path in sorted(folder.glob("failure_rank*.json")):
         failure = Failure(**json.loads(path.read_text()))

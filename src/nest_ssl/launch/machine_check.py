@@ -1,4 +1,4 @@
-"""`nest-ssl doctor`: is this machine fit to train on, and what happened to that run?"""
+"""`nest-ssl doctor` without a run folder: is this machine ready to train on?"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from nest_ssl.config import NestConfig
 from nest_ssl.launch.launcher import free_port
 from nest_ssl.launch.ranks import DEFAULT_PORT
-from nest_ssl.watchdog.report import evidence
+from nest_ssl.watchdog.report.evidence import py_spy
 
 GOOD, LOOK, BAD = "good", "look", "bad"
 SHM_GB_PER_WORKER = 0.25
@@ -35,7 +35,7 @@ class Finding:
 
 
 def check_machine(cfg: NestConfig) -> Iterator[Finding]:
-    """Everything that has kept a run from starting or going on, one by one."""
+    """Check, one by one, everything that has kept a run from starting or continuing."""
     yield _sync(cfg)
     yield _versions()
     yield from _gpus()
@@ -50,9 +50,9 @@ def check_machine(cfg: NestConfig) -> Iterator[Finding]:
 def _sync(cfg: NestConfig) -> Finding:
     value = cfg.model.encoder.sync_max_audio_length
     what = f"model.encoder.sync_max_audio_length: {str(value).lower()}; "
-    what += "it changes nothing here: no collective in the forward pass"
+    what += "it has no effect: positions are computed without a collective"
     if cfg.trainer.sync_batchnorm:
-        what += ". trainer.sync_batchnorm: true makes all ranks meet twice per conformer layer, on GPUs"
+        what += ". trainer.sync_batchnorm: true makes all ranks wait for each other twice per conformer layer, on GPUs"
     return Finding(GOOD, "config", what)
 
 
@@ -76,20 +76,20 @@ def _gpus() -> Iterator[Finding]:
         free, total = torch.cuda.mem_get_info(number)
         name = torch.cuda.get_device_name(number)
         state = GOOD if free > 0.9 * total else LOOK
-        busy = "" if state == GOOD else "; somebody else is using it"
+        busy = "" if state == GOOD else "; another process is using it"
         yield Finding(state, f"GPU {number}", f"{name}, {free / 1e9:.1f} of {total / 1e9:.1f} GB free{busy}")
 
 
 def _shared_memory(cfg: NestConfig) -> Finding:
     folder = Path("/dev/shm")
     if not folder.is_dir():
-        return Finding(LOOK, "shared memory", "no /dev/shm: loader processes copy their batches")
+        return Finding(LOOK, "shared memory", "no /dev/shm: DataLoader workers copy their batches")
     free_gb = shutil.disk_usage(folder).free / 1e9
     workers = cfg.model.train_ds.num_workers if cfg.model.train_ds is not None else 0
     devices = cfg.trainer.devices if isinstance(cfg.trainer.devices, int) else 1
     wanted_gb = SHM_GB_PER_WORKER * workers * max(devices, 1)
     if free_gb < wanted_gb:
-        what = f"{free_gb:.1f} GB free in /dev/shm, {wanted_gb:.1f} GB wanted: raise docker's --shm-size"
+        what = f"{free_gb:.1f} GB free in /dev/shm, {wanted_gb:.1f} GB needed: raise docker's --shm-size"
         return Finding(BAD, "shared memory", what)
     return Finding(GOOD, "shared memory", f"{free_gb:.1f} GB free in /dev/shm")
 
@@ -126,16 +126,16 @@ def _host_name() -> Finding:
 
 
 def _stacks() -> Finding:
-    program = evidence.py_spy()
+    program = py_spy()
     if program is None:
-        return Finding(LOOK, "stacks", "py-spy is not installed; faulthandler's are used")
+        return Finding(LOOK, "stacks", "py-spy is not installed; stacks come from faulthandler")
     done = subprocess.run(
         [program, "dump", "--nonblocking", "--pid", str(os.getpid())], capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
         reason = (done.stderr.strip().splitlines() or ["no reason given"])[0]
-        return Finding(LOOK, "stacks", f"py-spy may not look at processes ({reason}); faulthandler's are used")
-    return Finding(GOOD, "stacks", "py-spy may look at processes")
+        return Finding(LOOK, "stacks", f"py-spy may not inspect processes ({reason}); stacks come from faulthandler")
+    return Finding(GOOD, "stacks", "py-spy may inspect processes")
 
 
 _REDUCE = """
@@ -152,7 +152,7 @@ dist.destroy_process_group()
 
 
 def _all_reduce() -> Finding:
-    """Two processes, one all_reduce."""
+    """Run one all_reduce between two processes."""
     import torch
 
     backend = "nccl" if torch.cuda.device_count() >= 2 else "gloo"
