@@ -13,8 +13,21 @@ from pathlib import Path
 import numpy as np
 
 from nest_ssl.drawing.charts import Chart, Curve
-from nest_ssl.drawing.draw import line, rect, svg, text
-from nest_ssl.drawing.lanes import GAP, LEFT, MEL_HEIGHT, PLOT, WIDTH, mask_lane, mel_lane, mel_range, time_axis
+from nest_ssl.drawing.draw import (
+    GAP,
+    LEFT,
+    MEL_HEIGHT,
+    PLOT,
+    WIDTH,
+    line,
+    mask_lane,
+    mel_lane,
+    mel_range,
+    rect,
+    svg,
+    text,
+    time_axis,
+)
 from nest_ssl.report.examples import TOP, ExampleTokens, Ints, Predictions
 from nest_ssl.run_verdict import RunMetrics
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from nest_ssl.config import DatasetConfig
 from nest_ssl.data import AudioNoiseBatch
 from nest_ssl.data.batch.examples import needed, open_batches
-from nest_ssl.drawing.lanes import band_centres_hz
+from nest_ssl.drawing.draw import band_centres_hz
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
 
 MAX_AUDIO_S, MAX_UTTERANCE_S = 300.0, 30.0

@@ -18,8 +18,7 @@ from nest_ssl.config.parse import MISSING
 from nest_ssl.config.unused import unused_keys
 from nest_ssl.drawing import page
 from nest_ssl.drawing.charts import Chart, chart_picture
-from nest_ssl.drawing.draw import colour_scale
-from nest_ssl.drawing.lanes import mel_range
+from nest_ssl.drawing.draw import colour_scale, mel_range
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
 from nest_ssl.report.charts import MAX_BOOKS, book_uses, metric_charts, tokens_picture, usage_chart
 from nest_ssl.report.examples import MAX_UTTERANCE_S, TOP, Examined, examine
