@@ -37,11 +37,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "extract": _MODEL | {"checkpoint", "data", "layer_features"},
     "probe": _MODEL | {"checkpoint", "data", "layer_features", "drawing"},
     "verify": _MODEL | {"checkpoint"},
+    "lightning": {"config", "data", "model", "nemo_file", "training"},
     "__main__": {"cli"},
     "__init__": {"_version", "config", "model", "checkpoint"},
     "cli": _MODEL | _PRODUCTS | {"checkpoint", "layer_features", "data", "launch", "watchdog", "training"},
 }
-ONLY_USER = {"lightning": {"training", "cli"}, "transformers": {"checkpoint", "extract", "probe"}}
+ONLY_USER = {"lightning": {"lightning", "training", "cli"}, "transformers": {"checkpoint", "extract", "probe"}}
 ONE_ROW = {"launch", "watchdog"}  # one row: a launcher starts the monitor, which must know who a rank is
 OMEGACONF_USERS = {"config", "checkpoint"}  # checkpoint: the types inside NeMo's own .ckpt files
 
