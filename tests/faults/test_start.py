@@ -75,12 +75,15 @@ def test_an_unreadable_run_folder_is_said(lab: Lab) -> None:
     check_nothing_left(run)
 
 
-def test_collectives_of_a_step_are_those_of_ddp_alone(lab: Lab) -> None:
-    """Fails when an upgrade of Lightning brings its broadcasts back, or one gets into the forward pass."""
+def test_a_step_has_one_collective_the_exchange_of_gradients(lab: Lab) -> None:
+    """Fails when a collective gets into the forward pass or the loop."""
     run = lab.start("list_collectives 0 0").wait()
     assert run.returncode == 0, run.stderr[-4000:]
 
     steps = [json.loads(line) for line in Path(run.note).read_text().splitlines()]
     assert len(steps) == 8
-    # In the second step DDP agrees on its buckets; after the third, the sixth and the last come checkpoints.
-    assert [steps[number] for number in (2, 4, 5)] == [["gloo:all_reduce"]] * 3
+    # Before the first step every rank takes rank 0's weights; after the third and the sixth comes a validation.
+    assert [steps[number] for number in (1, 2, 4, 5, 7)] == [["gloo:all_reduce"]] * 5
+    validation = steps[3][:-1]
+    assert validation.count("gloo:all_reduce") == 1
+    assert set(validation) == {"gloo:all_reduce", "gloo:broadcast"}

@@ -22,6 +22,7 @@ ROWS: list[set[str]] = [
     {"data"},
     {"launch", "watchdog"},
     {"training"},
+    {"fit"},
     {"drawing"},
     {"prepare", "demo", "inspect", "report", "extract", "probe", "verify", "lightning"},
     {"__init__", "cli"},

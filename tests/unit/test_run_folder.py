@@ -173,3 +173,20 @@ def test_results_are_those_that_exist(tmp_path: Path) -> None:
 def test_the_monitor_can_use_it_without_torch_and_numpy() -> None:
     code = "import sys, nest_ssl.run_folder; assert not {'torch', 'numpy', 'omegaconf'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_checkpoint_that_leads_nowhere_is_none(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "gone.ckpt").symlink_to(tmp_path / "nowhere")
+    assert RunFolder(tmp_path).newest_checkpoint() is None
+    (tmp_path / "checkpoints" / "last.ckpt").write_bytes(b"")
+    assert RunFolder(tmp_path).newest_checkpoint() == tmp_path / "checkpoints" / "last.ckpt"
+
+
+def test_of_two_names_of_one_checkpoint_the_last_is_given(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    (folder / "m--val_loss=1.ckpt").write_bytes(b"")
+    for name in ("last.ckpt", "a.ckpt"):
+        (folder / name).hardlink_to(folder / "m--val_loss=1.ckpt")
+    assert RunFolder(tmp_path).newest_checkpoint() == folder / "last.ckpt"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import gc
 import logging
 import os
 import sys
@@ -59,8 +57,6 @@ def main(arguments: list[str] | None = None) -> None:
     # To be set before torch is loaded. OpenMP threads that wait for work spin; on cores that others use too, they take
     # the time of those that work (measured on two: up to 4.4 s a step in place of 0.2 s, with this 0.5 s at most).
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    gc.set_threshold(50_000, 20, 100)  # else the search for garbage while modules are loaded takes 0.2 s
-    atexit.register(gc.freeze)  # else Python searches all modules for garbage when it ends: a second
     try:
         app(arguments)
     except (ValueError, OSError, RuntimeError) as error:

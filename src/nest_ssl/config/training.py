@@ -24,7 +24,7 @@ NO_EFFECT: dict[str, str] = {
     "enable_autolog_hparams": "hparams.yaml always contains the configuration",
     "model_registry": "belongs to a service of Lightning's authors",
 }
-"""Fields of Lightning's Trainer that change neither results nor stopping here; one log line says so where they are set."""
+"""Fields of Lightning's Trainer that change neither results nor stopping here; where one is set, the log says so."""
 
 REFUSED: dict[str, str] = {
     "overfit_batches": "the batch plan has no such mode. Use trainer.limit_train_batches.",
@@ -104,7 +104,7 @@ class TrainerConfig:
     """Validate under torch.inference_mode rather than torch.no_grad."""
     use_distributed_sampler: bool = False
     profiler: str | None = None
-    """simple: time per stage. advanced: Python functions. pytorch: a trace of a few steps. Written to the run folder."""
+    """simple: time per stage. advanced: Python functions. pytorch: a trace of kernels. Written to the run folder."""
     detect_anomaly: bool = False
     """Raise where a backward pass first produces NaN; slow."""
     sync_batchnorm: bool = False

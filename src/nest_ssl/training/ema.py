@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,7 +21,8 @@ class Average:
 
     def __init__(self, config: EmaConfig, model: nn.Module) -> None:
         self.config, self.model = config, model
-        self.averaged = copy.deepcopy(model).requires_grad_(False)
+        self.weights: dict[str, Tensor] = {name: value.clone() for name, value in model.state_dict().items()}
+        """The average, by the names of the model's weights."""
         self.num_updates = 0
         self.last_step = 0
         """The step of the latest update."""
@@ -30,7 +30,7 @@ class Average:
     def update(self, step: int) -> None:
         """To be called once `step` steps are done."""
         if step % self.config.every_n_steps == 0:
-            move_toward(self.averaged, self.model, 1.0 if self.num_updates == 0 else 1 - self.config.decay)
+            move_toward(self.weights, self.model, 1.0 if self.num_updates == 0 else 1 - self.config.decay)
             self.num_updates, self.last_step = self.num_updates + 1, step
 
     @contextlib.contextmanager
@@ -42,31 +42,42 @@ class Average:
         finally:
             self._swap()
 
+    @torch.no_grad()
     def _swap(self) -> None:
-        ours, theirs = self.averaged.state_dict(), self.model.state_dict()
-        with torch.no_grad():
-            for name, value in theirs.items():
-                kept = value.clone()
-                value.copy_(ours[name])
-                ours[name].copy_(kept)
+        for name, value in self.model.state_dict().items():
+            kept = value.clone()
+            value.copy_(self.weights[name])
+            self.weights[name].copy_(kept)
 
     def state(self) -> dict[str, Any]:
         return {"num_updates": self.num_updates, "last_step": self.last_step}
 
-    def resume(self, state: dict[str, Any], weights: dict[str, Tensor]) -> None:
+    def resume(self, state: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
         self.num_updates, self.last_step = int(state["num_updates"]), int(state["last_step"])
-        self.averaged.load_state_dict(weights)
+        self.copy(weights)
+
+    @torch.no_grad()
+    def copy(self, weights: Mapping[str, Tensor]) -> None:
+        """Let `weights` be the average."""
+        for name, value in self.weights.items():
+            value.copy_(weights[name])
 
 
 @torch.no_grad()
-def move_toward(average: nn.Module, model: nn.Module, share: float) -> None:
-    """Move `average` by a `share` of the way to `model`; what does not change stays the same to the bit."""
-    pairs = list(zip(average.parameters(), model.parameters(), strict=True))
-    for dtype in {averaged.dtype for averaged, _ in pairs}:  # one launch per dtype; the codebooks are float64
-        alike = [pair for pair in pairs if pair[0].dtype == dtype]
-        torch._foreach_lerp_([averaged for averaged, _ in alike], [current for _, current in alike], share)
-    for averaged, current in zip(average.buffers(), model.buffers(), strict=True):
-        if not averaged.is_floating_point():
-            averaged.copy_(current)
-        else:  # A skipped step may leave NaN in running statistics until they are repaired: not here.
+def move_toward(average: Mapping[str, Tensor], model: nn.Module, share: float) -> None:
+    """Move `average` by a `share` of the way to the weights of `model`; what does not change stays the same to the bit.
+
+    Statistics that are not finite do not count: a skipped step may leave them so until they are repaired.
+    """
+    parameters = dict(model.named_parameters())
+    for dtype in {value.dtype for value in parameters.values()}:  # one launch per dtype; the codebooks are float64
+        names = [name for name, value in parameters.items() if value.dtype == dtype]
+        torch._foreach_lerp_([average[name] for name in names], [parameters[name] for name in names], share)
+    for name, current in model.state_dict().items():
+        averaged = average[name]
+        if name in parameters:
+            continue
+        if averaged.is_floating_point():
             averaged.copy_(torch.where(current.isfinite(), averaged.lerp(current, share), averaged))
+        else:
+            averaged.copy_(current)

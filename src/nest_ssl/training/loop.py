@@ -249,7 +249,9 @@ class Loop:
                 yield number, batch, number + 1 == end
                 if number + 1 == end:
                     return
-            raise RuntimeError(f"model.train_ds: epoch {state.epoch} ended before batch {end} of the plan.")
+            log.warning("model.train_ds: epoch %d ended at batch %d of %d", state.epoch, state.batch, end)
+            state.epoch_is_over = True
+            return
         waiting = next(numbered, None)  # where the end is unknown, one batch is read ahead
         if waiting is None:
             raise ValueError(f"model.train_ds: there is no batch in epoch {state.epoch}.")

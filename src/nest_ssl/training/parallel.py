@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -39,7 +39,8 @@ def uses_gpu(config: TrainerConfig) -> bool:
     if config.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
         raise ValueError("trainer.accelerator=gpu: no CUDA GPU was found. Use trainer.accelerator=cpu or auto.")
     if config.accelerator not in ("auto", "cpu", "gpu", "cuda"):
-        reason = "; the codebooks are float64, like NeMo's, which Apple's GPUs lack" if config.accelerator == "mps" else ""
+        is_mps = config.accelerator == "mps"
+        reason = "; the codebooks are float64, like NeMo's, which Apple's GPUs lack" if is_mps else ""
         raise ValueError(f"trainer.accelerator={config.accelerator}: not supported{reason}. Use auto, cpu or gpu.")
     return config.accelerator != "cpu" and torch.cuda.is_available()
 
@@ -67,7 +68,7 @@ class World:
     rank: int = 0
     local_rank: int = 0
     size: int = 1
-    device: torch.device = torch.device("cpu")
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     @property
     def is_first(self) -> bool:

@@ -143,7 +143,7 @@ class Saver:
         """Write the model as `.nemo`: the last weights, or those of the best checkpoint. Every rank takes part."""
         if not self.params.save_nemo_on_train_end:
             return
-        weights = whole_weights(trained.model) if trained.average is None else trained.average.averaged.state_dict()
+        weights = whole_weights(trained.model) if trained.average is None else trained.average.weights
         if self.params.save_best_model and self.best and self.world.is_first:
             best = min if self.params.mode == "min" else max
             path = best(self.best, key=lambda path: self.best[path])

@@ -92,14 +92,14 @@ class Trained:
 
 
 def checkpoint_of(state: TrainState, trained: Trained, *, weights_only: bool = False) -> dict[str, Any]:
-    """Everything that a run continues from, or only the weights. Sharded weights are gathered: every rank calls this."""
+    """What a run continues from, or only the weights. Sharded weights are gathered: every rank calls this."""
     model, average = trained.model, trained.average
     weights = whole_weights(model)
     checkpoint: dict[str, Any] = {
         "epoch": state.epoch,
         "global_step": state.step,
         "nest_ssl_version": __version__,
-        "state_dict": weights if average is None else average.averaged.state_dict(),
+        "state_dict": weights if average is None else average.weights,
         "hyper_parameters": {"cfg": nemo_config(model.cfg, type(model).__name__)},
         "data_position": {
             "epoch": state.epoch,
@@ -150,7 +150,7 @@ def restore(checkpoint: dict[str, Any], trained: Trained) -> TrainState:
         known = progress["average"]
         if known is None:
             log.warning("exp_manager.ema: the checkpoint has no average; it starts from the weights at this step.")
-            average.averaged.load_state_dict(weights)
+            average.copy(weights)
         else:
             average.resume(known, _without_prefix(checkpoint["state_dict"]))
     load_whole_optimizer_state(model, trained.step.optimizer, checkpoint["optimizer_states"][0])
@@ -179,8 +179,8 @@ def _place_in_epoch(position: Mapping[str, Any], trained: Trained, state: TrainS
     batch = int(position["batch"]) * before // now
     if now != before:
         log.warning(
-            "resumed on %d %s (was %d): batches differ, and a step sees %.3g x as much audio; continuing at batch %d of "
-            "epoch %d, the same share of the epoch",
+            "resumed on %d %s (was %d): batches differ, and a step sees %.3g x as much audio; continuing at batch %d "
+            "of epoch %d, the same share of the epoch",
             *(now, "rank" if now == 1 else "ranks", before, now / before, batch, state.epoch),
         )
     elif trained.loader.plan_hash != position["plan_hash"]:

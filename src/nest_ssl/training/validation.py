@@ -86,8 +86,8 @@ class Validation:
         without_gradients = torch.inference_mode if self.config.inference_mode else torch.no_grad
         try:
             with self.watch.validating(), without_gradients():
-                sums = [self._run_set(place, loader, most_batches) for place, loader in enumerate(self.loaders.values())]
-                return self._metrics(sums)
+                loaders = enumerate(self.loaders.values())
+                return self._metrics([self._run_set(place, loader, most_batches) for place, loader in loaders])
         finally:
             self.model.train()
 

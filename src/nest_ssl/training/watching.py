@@ -246,7 +246,9 @@ def loader_facts(loader: Any) -> dict[str, Any]:
 # ---- debug.trace and debug.barrier ----
 
 
-def look_closer(debug: DebugConfig, model: EncDecMaskedTokenPredModel, watch: Watch, world: World, floor_s: float) -> None:
+def look_closer(
+    debug: DebugConfig, model: EncDecMaskedTokenPredModel, watch: Watch, world: World, floor_s: float
+) -> None:
     """Attach what `debug:` asks for."""
     if debug.trace:
         watch.trace = Trace(model, world)

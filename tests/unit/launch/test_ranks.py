@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+from nest_ssl.training.start import start
 
 from nest_ssl.config import compose
 from nest_ssl.launch.ranks import as_rank_zero, first_host, from_environment, tasks_per_node
-from nest_ssl.training.start import start
 
 TORCHRUN = {
     "RANK": "5",

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from nest_ssl.config import DatasetConfig
-from nest_ssl.training.validation_sets import validation_sets
+from nest_ssl.training.validation import validation_sets
 
 ONE = DatasetConfig(manifest_filepath="a.jsonl,b.jsonl", batch_size=2)
 

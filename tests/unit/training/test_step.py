@@ -1,15 +1,13 @@
 from __future__ import annotations
 
 import copy
-from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 from torch import nn
 
-from nest_ssl.training.nonfinite import SkipNonFinite, check_finite_weights, skip_gradient
+from nest_ssl.training.step import LookBack, check_finite_weights, skip_gradient
 
 
 class Training:
@@ -27,26 +25,38 @@ class Training:
         self.optimizer.step()
 
 
-def test_a_step_of_several_batches_is_named_by_its_number(caplog: pytest.LogCaptureFixture) -> None:
-    """Five batches an epoch, two to a step: the third step of an epoch has one."""
-    callback = SkipNonFinite(log_every_n_steps=50)
-    trainer: Any = SimpleNamespace(global_step=0, global_rank=0)
-    module: Any = nn.Linear(1, 1)
-    callback.on_train_start(trainer, module)
-    for place, within in enumerate([True, False, True, False, False] * 2):
-        trainer.global_step += not within
-        trainer.fit_loop = SimpleNamespace(epoch_loop=mock.Mock(_should_accumulate=mock.Mock(return_value=within)))
-        loss = torch.tensor(float("nan") if place in (4, 5, 9) else 1.0)
-        callback.on_train_batch_end(
-            trainer, module, {"loss": loss}, SimpleNamespace(audio_filepaths=[f"{place}.wav"]), place
-        )
-    callback.on_train_end(trainer, module)
-    named = [(record.args[1], record.args[2]) for record in caplog.records]  # type: ignore[index]
-    assert named == [(2, "4.wav"), (3, "5.wav"), (5, "9.wav")]
+def test_files_of_a_batch_that_is_not_finite_are_named_with_their_step(caplog: pytest.LogCaptureFixture) -> None:
+    look_back = LookBack(nn.Linear(1, 1), rank=3)
+    for step, loss in ((2, 1.0), (2, float("nan")), (3, 1.0), (4, float("inf"))):
+        look_back.note(step, torch.tensor(loss), [f"{step}-{loss}.wav"])
+    look_back.look(5, None)
+    named = [record.args for record in caplog.records]
+    assert named == [(3, 2, "2-nan.wav"), (3, 4, "4-inf.wav")]
+    look_back.look(6, None)
+    assert len(caplog.records) == 2  # each is named once
+
+
+def test_statistics_that_a_batch_has_spoilt_are_repaired() -> None:
+    model = nn.BatchNorm1d(2)
+    look_back = LookBack(model, rank=0)
+    model.get_buffer("running_mean").fill_(3.0)
+    look_back.note(0, torch.tensor(1.0), [])
+    look_back.look(1, None)
+    model.get_buffer("running_mean").fill_(float("nan"))
+    look_back.note(1, torch.tensor(float("nan")), [])
+    look_back.look(2, None)
+    assert model.get_buffer("running_mean").tolist() == [3.0, 3.0]
+
+
+def test_a_run_that_does_not_recover_ends() -> None:
+    look_back = LookBack(nn.Linear(1, 1), rank=0)
+    look_back.note(40, torch.tensor(float("nan")), [])
+    with pytest.raises(RuntimeError, match="step 40: no finite gradient for 20 steps in a row"):
+        look_back.look(40, torch.tensor(20))
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_an_optimizer_goes_on_from_one_that_was_fused_or_not(fused: bool) -> None:
+def test_an_optimizer_resumes_from_one_that_was_fused_or_not(fused: bool) -> None:
     before, after = Training("adamw", fused=fused), Training("adamw", fused=not fused)
     before.step(1.0, skip=False)
     after.model.load_state_dict(before.model.state_dict())
