@@ -10,7 +10,7 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src" / "nest_ssl"
 
 _BASE = {"_version", "config", "files", "freed_memory", "nemo_file"}
-_MODEL = _BASE | {"audio", "modules", "inputs", "model"}
+_MODEL = _BASE | {"audio", "modules", "objective", "model"}
 _PRODUCTS = {"prepare", "demo", "inspect", "report", "extract", "probe", "verify", "drawing"}
 MAY_IMPORT: dict[str, set[str]] = {
     "_version": set(),
@@ -18,17 +18,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "freed_memory": set(),
     "config": set(),
     "audio": set(),
-    "inputs": {"modules"},
     "nemo_file": {"_version", "config", "files"},
     "modules": {"config"},
-    "model": {"config", "inputs", "modules", "nemo_file"},
-    "captured": {"model", "modules"},
+    "objective": {"config", "modules"},
+    "model": {"config", "modules", "nemo_file", "objective"},
+    "fast": {"config", "model", "modules", "objective"},
     "checkpoint": _MODEL - {"audio"},
     "layer_features": _MODEL | {"checkpoint"},
     "data": {"audio", "config", "files", "freed_memory"},
     "watchdog": {"config", "launch"},
     "launch": {"config", "watchdog"},
-    "training": _MODEL | {"captured", "checkpoint", "data", "launch", "watchdog"},
+    "training": _MODEL | {"fast", "checkpoint", "data", "launch", "watchdog"},
     "drawing": {"config", "modules"},
     "prepare": {"audio", "data", "files"},
     "demo": {"audio", "data", "files"},

@@ -10,7 +10,7 @@ import math
 from torch import Tensor, nn
 
 from nest_ssl.modules import AudioToMelSpectrogramPreprocessor
-from nest_ssl.modules.lengths import valid_frames
+from nest_ssl.modules.inputs import valid_frames
 from nest_ssl.probe.linear import statistics
 
 _LOG_GUARD = 1e-10

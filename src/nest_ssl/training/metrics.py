@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nest_ssl.data import AudioNoiseBatch
-from nest_ssl.model import MaskedPrediction
+from nest_ssl.objective import MaskedPrediction
 
 
 @dataclass

@@ -14,13 +14,13 @@ import torch
 from lightning.pytorch.strategies import FSDPStrategy
 from torch import Tensor, nn
 
-from nest_ssl.captured import CapturedLoss
 from nest_ssl.config import DatasetConfig, NestConfig
 from nest_ssl.config.parse import MISSING
 from nest_ssl.data import AudioNoiseBatch, build_loader
 from nest_ssl.data.batch.loader import PlannedLoader
-from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel, MaskedPrediction
+from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
 from nest_ssl.nemo_file import nemo_config
+from nest_ssl.objective import MaskedPrediction
 from nest_ssl.training import sharding
 from nest_ssl.training.data_position import DataPosition
 from nest_ssl.training.epoch_means import EpochMeans
@@ -75,7 +75,6 @@ class PretrainingModule(pl.LightningModule):
         self.val_names: list[str] = []
         self._val_losses: list[list[Tensor]] = []
         self._val_tokens: list[list[TokenCounts]] = []
-        self._captured: CapturedLoss | None = None
 
     # ---- who and how many ----
 
@@ -244,11 +243,7 @@ class PretrainingModule(pl.LightningModule):
         assert batch.noisy_audio is not None
         assert batch.noisy_audio_len is not None
         tensors = (batch.audio, batch.audio_len, batch.noisy_audio, batch.noisy_audio_len)
-        if not self.model.training:
-            return self.model.masked_loss(*tensors)
-        if self._captured is None:  # made at the first step: the model stands on its device, with its final layers
-            self._captured = CapturedLoss(self.model)
-        return self._captured(*tensors)
+        return self.model.masked_loss(*tensors)
 
     # ---- optimizer ----
 
@@ -312,8 +307,8 @@ class PretrainingModule(pl.LightningModule):
             self.resume_at.apply(self.trainer.train_dataloader, self.world_size)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies, as of averaged weights: the watch and graphs belong to the one that trains."""
-        return {**super().__getstate__(), "watch": None, "_captured": None}
+        """For copies, as of averaged weights: the watch belongs to the one that trains."""
+        return {**super().__getstate__(), "watch": None}
 
     def _data_position(self) -> DataPosition:
         loader = self.trainer.train_dataloader

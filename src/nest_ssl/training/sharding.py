@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 import lightning.pytorch as pl
@@ -11,8 +10,6 @@ from torch import Tensor
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
 
 from nest_ssl.modules.conformer import ConformerLayer
-
-log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from nest_ssl.training.module import PretrainingModule
@@ -36,9 +33,6 @@ def prepare(module: PretrainingModule, trainer: pl.Trainer) -> None:
     for part in whole:
         part.to(trainer.strategy.root_device)
     trainer.strategy.kwargs["ignored_modules"] = whole
-    if model.encoder.compile_mode != "off":
-        log.info("plain layers: the fused ones read weights that FSDP has shared out.")
-        model.encoder.compile_mode = "off"
 
 
 def clip_gradient(trainer: pl.Trainer, most: float) -> Tensor:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from nest_ssl.fast.as_built import may_be_skipped
 from nest_ssl.model import EncDecMaskedTokenPredModel
-from nest_ssl.modules.as_built import may_be_skipped
 from nest_ssl.watchdog.stages import FIRST_LAYER, POSITIONS, PRE_ENCODE, Stage
 
 Enter = Callable[[Stage, int], None]
