@@ -133,7 +133,6 @@ def first_layers(encoder: ConformerEncoder, count: int) -> ConformerEncoder:
     short.layers = encoder.layers[:count]
     short.layer_drop_probs = encoder.layer_drop_probs[:count]
     short.out_proj = None
-    short.compile_mode = "off"  # compiled training calls no layer by itself, so that no hook would see it
     return short
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from nest_ssl.modules import AudioToMelSpectrogramPreprocessor
-from nest_ssl.modules.lengths import valid_frames
+from nest_ssl.modules.inputs import valid_frames
 
 PENALTIES = (1000.0, 100.0, 10.0, 1.0, 0.1)
 """Strengths of the L2 penalty to try, strongest first: each fit starts from the previous one."""

@@ -20,7 +20,7 @@ from nest_ssl.checkpoint import load
 from nest_ssl.files import replace_text
 from nest_ssl.layer_features import FeatureExtractor, Layers, pad_waveforms
 from nest_ssl.model import EncDecMaskedTokenPredModel
-from nest_ssl.modules.lengths import valid_frames
+from nest_ssl.modules.inputs import valid_frames
 from nest_ssl.probe.attentive import Classifier, TrainingOptions, classify, train_classifier
 from nest_ssl.probe.data import (
     Example,

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nest_ssl.modules.fast_dropout import draw_seeds, dropout, keep_mask
+from nest_ssl.fast.ops.dropout import draw_seeds, dropout, keep_mask
 
 CPU = torch.device("cpu")
 

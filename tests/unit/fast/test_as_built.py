@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from nest_ssl.fast.as_built import is_as_built, may_be_skipped
+from nest_ssl.fast.engine import accelerate
 from nest_ssl.modules import ConformerEncoder
-from nest_ssl.modules.as_built import is_as_built, may_be_skipped
-from tests.helpers import tiny_model
+from tests.helpers import noise_batch, tiny_model
 
 
 class Adapter(nn.Module):
@@ -55,25 +56,33 @@ def adapted(encoder: Any) -> None:
     encoder.layers[0].self_attn.linear_q = Adapter(encoder.layers[0].self_attn.linear_q)
 
 
-@pytest.mark.parametrize("change", [watched, normed, adapted])
+def given_another_forward(encoder: Any) -> None:
+    encoder.layers[0].forward = lambda x, *_: x
+
+
+@pytest.mark.parametrize("change", [watched, normed, adapted, given_another_forward])
 def test_what_was_changed_in_it_is_seen(encoder: ConformerEncoder, change: Any) -> None:
     change(encoder)
     assert not is_as_built(encoder)
 
 
-def test_a_hook_on_a_layer_runs_where_compiled_layers_would_not_call_it(encoder: Any) -> None:
+def test_a_hook_on_a_layer_runs_where_fused_layers_would_not_call_it() -> None:
+    model = tiny_model().train()
     heard: list[torch.Size] = []
-    encoder.layers[1].register_forward_hook(lambda _module, _inputs, out: heard.append(out.shape))
-    encoder.compile_mode = "on"
-    encoder.train()(audio_signal=torch.randn(2, 80, 64), length=torch.tensor([64, 40]))
-    assert heard == [(2, 8, encoder.d_model)]
+    batch = tuple(noise_batch([20_000, 16_000]).values())
+    objective = accelerate(model, compile="on")
+    model.encoder.layers[1].register_forward_hook(lambda _module, _inputs, out: heard.append(out.shape))
+    objective.gradients(batch)  # type: ignore[arg-type]
+    assert heard == [(2, 16, model.encoder.d_model)]
+    assert "hooks" in objective.description
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-def test_an_adapter_is_trained_where_fused_attention_would_not_call_it(encoder: Any) -> None:
-    adapted(encoder)
-    encoder.compile_mode = "auto"
-    out, _ = encoder.cuda().train()(audio_signal=torch.randn(2, 80, 64).cuda(), length=torch.tensor([64, 40]).cuda())
-    out.square().sum().backward()
-    assert encoder.layers[0].self_attn.linear_q.more.weight.grad.any()
+def test_an_adapter_is_trained_where_fused_attention_would_not_call_it() -> None:
+    model: Any = tiny_model()
+    adapted(model.encoder)
+    model.cuda().train()
+    batch = tuple(x.cuda() for x in noise_batch([20_000, 16_000]).values())
+    accelerate(model).gradients(batch)  # type: ignore[arg-type]
+    assert model.encoder.layers[0].self_attn.linear_q.more.weight.grad.any()

@@ -1,4 +1,7 @@
-"""The Triton kernels against plain torch. They need a CUDA GPU, or Triton and TRITON_INTERPRET=1 (slow)."""
+"""The Triton kernels against plain torch, forward and backward, on a CUDA GPU or by Triton's interpreter.
+
+`test_interpreter.py` runs this file by the interpreter, in a process of its own.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from nest_ssl.config import EncoderConfig
+from nest_ssl.fast.ops.dropout import draw_seeds, keep_mask
+from nest_ssl.fast.subsampling import fused_subsampling
 from nest_ssl.modules.attention import RelPositionMultiHeadAttention
-from nest_ssl.modules.fast_dropout import draw_seeds, keep_mask
-from nest_ssl.modules.fast_subsampling import fast_subsampling
 from nest_ssl.modules.subsampling import ConvSubsampling
 
 INTERPRETED = importlib.util.find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"
+NUM_FRAMES, NUM_BANDS = (33, 12) if INTERPRETED else (75, 20)  # the interpreter takes a millisecond for each program
 DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu")
 
 pytestmark = [
@@ -50,7 +54,7 @@ class HashedDropout(nn.Module):
     [(False, 0.0, 70, 12), (True, 0.0, 70, 12), (False, 0.3, 70, 12), (True, 0.3, 129, 64)],
 )
 def test_fused_attention_is_the_plain_one(limited: bool, rate: float, num_frames: int, channels: int) -> None:
-    from nest_ssl.modules.relative_attention import relative_attention
+    from nest_ssl.fast.ops.attention import relative_attention
 
     torch.manual_seed(0)
     heads, lengths = 2, torch.tensor([num_frames, num_frames // 2 + 3, 1], device=DEVICE)
@@ -83,7 +87,7 @@ def test_fused_attention_is_the_plain_one(limited: bool, rate: float, num_frames
 
 @pytest.mark.parametrize("left", [0, 4, 8])
 def test_the_convolution_over_time_is_torchs(left: int) -> None:
-    from nest_ssl.modules.depthwise_ops import convolve
+    from nest_ssl.fast.ops.convolution import convolve
 
     torch.manual_seed(0)
     batch, num_frames, width, taps = 3, 77, 24, 9
@@ -102,9 +106,9 @@ def test_the_convolution_over_time_is_torchs(left: int) -> None:
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("factor", [2, 4, 8])
-def test_the_fast_subsampling_is_the_plain_one(causal: bool, factor: int) -> None:
+def test_the_fused_subsampling_is_the_plain_one(causal: bool, factor: int) -> None:
     torch.manual_seed(0)
-    options = {"feat_in": 20, "n_layers": 1, "d_model": 8, "n_heads": 2, "subsampling_conv_channels": 12}
+    options = {"feat_in": NUM_BANDS, "n_layers": 1, "d_model": 8, "n_heads": 2, "subsampling_conv_channels": 12}
     cfg = EncoderConfig(
         **options,  # type: ignore[arg-type]
         subsampling="dw_striding",
@@ -113,9 +117,9 @@ def test_the_fast_subsampling_is_the_plain_one(causal: bool, factor: int) -> Non
     )
     plain = ConvSubsampling(cfg).to(DEVICE)
     fast = copy.deepcopy(plain)
-    x, lengths = torch.randn(3, 75, 20, device=DEVICE), torch.tensor([75, 40, 61], device=DEVICE)
+    x, lengths = torch.randn(3, NUM_FRAMES, NUM_BANDS, device=DEVICE), torch.tensor([NUM_FRAMES, 17, 26], device=DEVICE)
     expected, expected_lengths = plain(x, lengths)
-    ours, our_lengths = fast_subsampling(fast, x, lengths)
+    ours, our_lengths = fused_subsampling(fast, x, lengths)
     assert torch.equal(our_lengths, expected_lengths)
     torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-4)
     grad = torch.randn_like(expected)
