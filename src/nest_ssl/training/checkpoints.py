@@ -19,12 +19,12 @@ from torch import Tensor
 from nest_ssl.config import CheckpointConfig, ExperimentConfig
 from nest_ssl.files import give_second_name, replacing
 from nest_ssl.nemo_file import nemo_config, write_nemo
+from nest_ssl.run_folder import LAST
 from nest_ssl.training.early_stopping import AT_EPOCH_END
 from nest_ssl.training.experiment import RunFolder
 from nest_ssl.training.module import PretrainingModule, model_weights
 from nest_ssl.training.moments import asks_rank_0, is_within_step, validation_is_next
 from nest_ssl.training.nonfinite import check_finite_weights
-from nest_ssl.watchdog.report.incident import LAST
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,8 @@ from pathlib import Path
 import yaml
 
 from nest_ssl.config import CheckpointConfig, ExperimentConfig, NestConfig
-from nest_ssl.watchdog.report.incident import LAST, newest_of
+from nest_ssl.run_folder import LAST
+from nest_ssl.run_folder import RunFolder as AnyRunFolder
 
 try:
     import fcntl
@@ -181,7 +182,7 @@ def checkpoint_to_resume(folder: RunFolder, exp: ExperimentConfig) -> Path | Non
     last = folder.checkpoints / LAST
     if exp.checkpoint_callback_params.save_last and last.is_file():
         return last  # the best may be newer, but written within a step, or hold weights alone
-    if (newest := newest_of(folder.checkpoints)) is not None:
+    if (newest := AnyRunFolder(folder.path, str(folder.checkpoints)).newest_checkpoint()) is not None:
         return newest
     if not exp.resume_ignore_no_checkpoint:
         raise ValueError(

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from nest_ssl.config import NestConfig
 from nest_ssl.data import AudioNoiseBatch
+from nest_ssl.run_folder import LAST
 from nest_ssl.training.compare import CompareRanks
 from nest_ssl.training.experiment import RunFolder, saves_when_stopped
 from nest_ssl.training.module import PretrainingModule
@@ -21,7 +22,6 @@ from nest_ssl.training.stage_hooks import attach_stage_hooks
 from nest_ssl.training.trace import BarrierBeforeEncoder, TraceStages
 from nest_ssl.watchdog.agent import RankAgent, ReadReport
 from nest_ssl.watchdog.rank import InitPart, Stage, validation_part
-from nest_ssl.watchdog.report.incident import LAST
 
 
 class Stopped(Exception):  # noqa: N818 - it is no error

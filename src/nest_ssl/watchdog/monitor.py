@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from nest_ssl.run_folder import INCIDENTS
 from nest_ssl.watchdog.beacon import NO_STEP
 from nest_ssl.watchdog.exchange import Follower, Leader, NodeReport
 from nest_ssl.watchdog.judge.blame import (
@@ -31,7 +32,6 @@ from nest_ssl.watchdog.judge.flight import Flight
 from nest_ssl.watchdog.node import EVIDENCE_WAIT_S, Node
 from nest_ssl.watchdog.rank import NEEDS_A_PERSON, RESUMABLE, RankState, Stage
 from nest_ssl.watchdog.report.incident import (
-    FOLDER,
     exit_code_of,
     headline,
     incident_name,
@@ -167,7 +167,7 @@ class Monitor:
             within(REPORT_S, lambda: self._say_and_keep(verdict, name))
         except Exception as error:  # the job must be ended, whatever prevents the report
             say(f"nest-ssl: {headline(verdict)}")
-            say(f"nest-ssl: {self.run_dir / FOLDER / name}: the evidence could not be written: {error}")
+            say(f"nest-ssl: {self.run_dir / INCIDENTS / name}: the evidence could not be written: {error}")
         return name
 
     def _say_and_keep(self, verdict: Verdict, name: str) -> None:
@@ -177,7 +177,7 @@ class Monitor:
         if failure is not None and failure.traceback and not failure.is_plain and not failure.is_lost_peer:
             say(failure.short_traceback)
         say(incident.text)
-        folder = self.run_dir / FOLDER / name
+        folder = self.run_dir / INCIDENTS / name
         try:
             write_incident(incident, self.run_dir)
             self.node.keep_evidence(folder)
@@ -271,7 +271,7 @@ def follow(settings: Settings, follower: Follower) -> int:
             return Monitor(settings).run()
         if orders is not None and orders.end is not None:
             if orders.end["incident"]:
-                node.keep_evidence(Path(settings.run_dir) / FOLDER / orders.end["incident"])
+                node.keep_evidence(Path(settings.run_dir) / INCIDENTS / orders.end["incident"])
             node.end(orders.end)
             return int(orders.end["exit_code"])
         if orders is not None:

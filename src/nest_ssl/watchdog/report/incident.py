@@ -15,17 +15,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from nest_ssl.files import replacing
+from nest_ssl.run_folder import INCIDENTS, RunFolder
 from nest_ssl.watchdog.judge.blame import Verdict
 from nest_ssl.watchdog.rank import NEEDS_A_PERSON, RESUMABLE, InitPart, Stage, part_label
 from nest_ssl.watchdog.rows import RankRow, WorkerRow
 from nest_ssl.watchdog.system import DISK_ANSWERS_S, PROCESS_STATES, signal_name, within
-
-FOLDER = "incidents"
-LAST = "last.ckpt"
-"""The checkpoint from which a run resumes."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +69,7 @@ def _lost_peer(verdict: Verdict) -> bool:
 def make_incident(verdict: Verdict, stack: list[str], run_dir: Path, name: str, resume_command: str) -> Incident:
     row, subject = verdict.row, on_what(verdict)
     try:
-        checkpoint = within(DISK_ANSWERS_S, lambda: newest_checkpoint(run_dir))
+        checkpoint = within(DISK_ANSWERS_S, lambda: RunFolder.open(run_dir).newest_checkpoint())
     except OSError:
         checkpoint = None
     values: dict[str, Any] = {
@@ -95,7 +90,7 @@ def make_incident(verdict: Verdict, stack: list[str], run_dir: Path, name: str, 
         "exit_code": exit_code_of(verdict),
         "checkpoint": None if checkpoint is None else str(checkpoint),
         "resume_command": resume_command,
-        "evidence": str(run_dir / FOLDER / name),
+        "evidence": str(run_dir / INCIDENTS / name),
     }
     incident = Incident(**values)
     return Incident(**values | {"text": "\n".join(_lines(verdict, incident))})
@@ -305,7 +300,7 @@ def others_text(verdict: Verdict) -> str:
 
 def write_incident(incident: Incident, run_dir: Path) -> Path:
     """Write `incidents/NAME.json` and `NAME.txt`; return the path of the JSON, which appears whole."""
-    folder = run_dir / FOLDER
+    folder = run_dir / INCIDENTS
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{incident.name}.txt").write_text(incident.text + "\n")
     path = folder / f"{incident.name}.json"
@@ -321,24 +316,4 @@ def incident_name(verdict: Verdict) -> str:
 
 def read_incidents(run_dir: Path) -> list[dict[str, Any]]:
     """Return all incidents of a run, oldest first."""
-    return [json.loads(path.read_text()) for path in sorted((run_dir / FOLDER).glob("*.json"))]
-
-
-def newest_checkpoint(run_dir: Path) -> Path | None:
-    return newest_of(_checkpoints(run_dir))
-
-
-def newest_of(checkpoints: Path) -> Path | None:
-    """Return the checkpoint written last; if one file has two names, `last.ckpt`, which stays."""
-    files = [path for path in checkpoints.glob("*.ckpt") if path.is_file()]
-    return max(files, key=lambda path: (path.stat().st_mtime_ns, path.name == LAST, path.name), default=None)
-
-
-def _checkpoints(run_dir: Path) -> Path:
-    """Return the folder that the run's configuration names."""
-    try:
-        cfg = yaml.safe_load((run_dir / "hparams.yaml").read_text())
-        dirpath = cfg["exp_manager"]["checkpoint_callback_params"]["dirpath"]
-    except (OSError, yaml.YAMLError, KeyError, TypeError):  # not written yet, or only partly
-        dirpath = None
-    return run_dir / "checkpoints" if dirpath is None else Path(dirpath).expanduser()
+    return [json.loads(path.read_text()) for path in sorted((run_dir / INCIDENTS).glob("*.json"))]

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from nest_ssl.files import replacing
+from nest_ssl.run_folder import HPARAMS, RunFolder
 from nest_ssl.watchdog.beacon import Beacon
-from nest_ssl.watchdog.report.incident import newest_checkpoint, read_incidents
+from nest_ssl.watchdog.report.incident import read_incidents
 from nest_ssl.watchdog.rows import Limits, RankRow, local_rows
 
 FOLDER = "watchdog"
@@ -117,11 +118,11 @@ class RunState:
 
 def explain_run(run_dir: Path) -> RunState:
     """Return the state of the run in `run_dir`; ValueError if that is not a run folder."""
-    if not (run_dir / "hparams.yaml").is_file() and not (run_dir / FOLDER).is_dir():
+    if not (run_dir / HPARAMS).is_file() and not (run_dir / FOLDER).is_dir():
         raise ValueError(f"{run_dir}: not a run folder: it contains neither hparams.yaml nor watchdog/.")
     statuses = [json.loads(path.read_text()) for path in sorted((run_dir / FOLDER).glob("node*.json"))]
     nodes = [_node(status) for status in _of_newest_start(statuses)]
-    return RunState(run_dir, nodes, read_incidents(run_dir), newest_checkpoint(run_dir))
+    return RunState(run_dir, nodes, read_incidents(run_dir), RunFolder.open(run_dir).newest_checkpoint())
 
 
 def _of_newest_start(statuses: list[dict[str, Any]]) -> list[dict[str, Any]]:
