@@ -74,7 +74,7 @@ def test_several_culprits_are_named_together() -> None:
     assert headline(Verdict("missing", [row(rank) for rank in range(9)])) == "9 ranks stalled"
 
 
-def test_a_checkpoint_that_leads_nowhere_is_none(tmp_path: Path) -> None:
+def test_a_dangling_link_is_not_a_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "gone.ckpt").symlink_to(tmp_path / "nowhere")
     assert RunFolder.open(tmp_path).newest_checkpoint() is None
@@ -82,7 +82,7 @@ def test_a_checkpoint_that_leads_nowhere_is_none(tmp_path: Path) -> None:
     assert RunFolder.open(tmp_path).newest_checkpoint() == tmp_path / "checkpoints" / "last.ckpt"
 
 
-def test_of_two_names_of_one_checkpoint_the_last_is_given(tmp_path: Path) -> None:
+def test_last_is_preferred_among_names_of_one_checkpoint(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     (folder / "m--val_loss=1.ckpt").write_bytes(b"")
