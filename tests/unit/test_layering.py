@@ -20,7 +20,8 @@ ROWS: list[set[str]] = [
     {"checkpoint"},
     {"layer_features"},
     {"data"},
-    {"launch", "watchdog"},
+    {"watchdog"},
+    {"launch"},
     {"training"},
     {"fit"},
     {"drawing"},
@@ -28,9 +29,9 @@ ROWS: list[set[str]] = [
     {"__init__", "cli"},
     {"__main__"},
 ]
-"""A package imports from the rows above its own. Two share theirs: a launcher starts the monitor, which must know what
-a rank is; and the model saves itself through the objective's file."""
-SHARED = [{"launch", "watchdog"}, {"objective", "model"}]
+"""A package imports from the rows above its own. Two share theirs: the model saves itself through the objective's
+file."""
+SHARED = [{"objective", "model"}]
 MAY_IMPORT: dict[str, set[str]] = {
     name: set().union(*ROWS[:number], *(pair for pair in SHARED if name in pair))
     for number, row in enumerate(ROWS)

@@ -1,7 +1,7 @@
 """The rank's side: its mark in the beacon, its heartbeat, its answers to the monitor, and its signal handlers.
 
-`RankAgent` runs in the rank itself, `ReadReport` in whoever reads files for it: DataLoader workers, or
-the rank when it has none.
+`RankAgent` runs in the rank itself, `ReadReport` in the processes that read files for it: DataLoader
+workers, or the rank when it has none.
 """
 
 from __future__ import annotations

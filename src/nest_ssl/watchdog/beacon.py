@@ -1,7 +1,7 @@
 """The beacon: a memory-mapped file, one per node, into which every rank writes where it is.
 
 A rank writes (step, stage, part, time) into its slot, a DataLoader worker the path it is reading;
-the monitor looks. Nobody waits for anybody: a write is a few machine words into shared memory,
+the monitor looks. No process waits for another: a write is a few machine words into shared memory,
 measured at 0.5 µs. All times are CLOCK_MONOTONIC in nanoseconds, which all processes of a node share.
 
 `Beacon` is the file and everything that is read from it, `RankMark` and `WorkerMark` are the writers

@@ -136,7 +136,7 @@ class Limits:
 def local_rows(
     beacon: Beacon, limits: Limits, node: int, usual_ms: Mapping[int, dict[str, float]] | None = None
 ) -> list[RankRow]:
-    """Return the rows of this node's ranks; `usual_ms`, by local rank, comes from whoever has watched for a while."""
+    """Return the rows of this node's ranks; `usual_ms`, by local rank, comes from `RecentDurations`."""
     rows = [_row(beacon, local_rank, limits, node) for local_rank in range(beacon.local_ranks)]
     return [dataclasses.replace(row, usual_ms=(usual_ms or {}).get(i, {})) for i, row in enumerate(rows)]
 

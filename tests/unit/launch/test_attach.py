@@ -1,4 +1,4 @@
-"""How a rank that somebody else launched finds its beacon."""
+"""How a rank that another program launched finds its beacon."""
 
 from __future__ import annotations
 

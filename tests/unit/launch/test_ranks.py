@@ -1,4 +1,4 @@
-"""Who a process is, by the variables of its launcher."""
+"""Who a process is, according to the variables of its launcher."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ SLURM = {
 }
 
 
-def test_a_process_that_nobody_launched_is_no_rank() -> None:
+def test_a_process_that_was_not_launched_is_not_a_rank() -> None:
     assert from_environment({}, 4) is None
 
 
-def test_torchruns_ranks() -> None:
+def test_ranks_of_torchrun_are_read_from_its_variables() -> None:
     facts = from_environment(TORCHRUN, 4)
     assert facts is not None
     assert (facts.rank, facts.local_rank, facts.first_rank, facts.node) == (5, 1, 4, 1)
     assert (facts.launcher, facts.num_nodes, facts.master_port) == ("torchrun", 2, 1234)
 
 
-def test_slurms_tasks_are_ranks_with_the_usual_variables() -> None:
+def test_slurm_tasks_are_ranks_with_the_usual_variables() -> None:
     facts = from_environment(SLURM, 4)
     assert facts is not None
     assert (facts.rank, facts.local_rank, facts.world_size, facts.local_world_size) == (6, 2, 7, 3)
@@ -61,7 +61,7 @@ def test_a_slurm_job_of_one_task_launches_its_own_ranks() -> None:
     assert from_environment({key: value for key, value in SLURM.items() if key != "SLURM_STEP_ID"}, 4) is None
 
 
-def test_ranks_by_hand_need_an_address() -> None:
+def test_ranks_set_by_hand_need_a_port() -> None:
     with pytest.raises(ValueError, match="MASTER_PORT"):
         from_environment({"RANK": "0", "WORLD_SIZE": "2"}, 2)
 
@@ -84,7 +84,7 @@ def test_one_rank_for_two_devices_is_refused_before_lightning_starts_the_other(
 
 
 @pytest.mark.parametrize(("text", "counts"), [("4", [4]), ("4(x2)", [4, 4]), ("2(x2),1", [2, 2, 1])])
-def test_tasks_per_node(text: str, counts: list[int]) -> None:
+def test_slurm_tasks_per_node_are_expanded(text: str, counts: list[int]) -> None:
     assert tasks_per_node(text) == counts
 
 
@@ -92,7 +92,7 @@ def test_tasks_per_node(text: str, counts: list[int]) -> None:
     ("nodes", "host"),
     [("gpu[03-05,9],cpu1", "gpu03"), ("a,b", "a"), ("node7", "node7"), ("n[1,3]-ib", "n1-ib"), ("", "127.0.0.1")],
 )
-def test_first_host(nodes: str, host: str) -> None:
+def test_the_first_host_of_a_slurm_node_list_is_found(nodes: str, host: str) -> None:
     assert first_host(nodes) == host
 
 

@@ -1,4 +1,4 @@
-"""Rows, flights and settings as the monitor would see them; and processes that can be asked to stop."""
+"""Rows, flight recorders and settings as the monitor would see them; a start for processes that hear signals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FLOOR_S = 3.0
 
 
 def hear_all_signals() -> None:
-    """For `preexec_fn`: nohup makes a process ignore SIGHUP, and a script those in its background SIGINT."""
+    """Undo, as a `preexec_fn`, what nohup (SIGHUP) and a script's background jobs (SIGINT) ignore."""
     for number in (signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
 
@@ -65,6 +65,6 @@ def worker(**other: Any) -> WorkerRow:
 
 
 def calls(*sizes: int, done: int | None = None, op: str = "all_reduce") -> Flight:
-    """All-reduces of these sizes, numbered from 1; the first `done` have come back (None: all)."""
+    """Return all-reduces of these sizes, numbered from 1; the first `done` have returned (None: all)."""
     finished = len(sizes) if done is None else done
     return {"0": {n: Collective(n, op, ((size,),), n <= finished) for n, size in enumerate(sizes, 1)}}

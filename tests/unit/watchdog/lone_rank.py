@@ -1,6 +1,6 @@
 """A run of one rank, without torch and without a monitor: `lone_rank.py RUN_DIR saves|does-not-save MOMENT`.
 
-At MOMENT (init, step, stuck-step, finished) it says 'ready' and can be asked to stop.
+At MOMENT (init, step, stuck-step, finished) it prints 'ready' and can be asked to stop.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The beacon: what ranks and loader processes write is what the monitor reads."""
+"""The beacon: what ranks and workers write is what the monitor reads."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def beacon(tmp_path: Path) -> Beacon:
     return Beacon.create(tmp_path / "beacon", local_ranks=2, first_rank=4, world_size=8, workers_per_rank=3)
 
 
-def test_a_new_beacon_says_nothing(beacon: Beacon) -> None:
+def test_a_new_beacon_is_empty(beacon: Beacon) -> None:
     slot = beacon.rank(1)
     assert (slot.rank, slot.pid, slot.state, slot.exit_status) == (5, 0, RankState.ABSENT, None)
     assert beacon.stop_step == NO_STEP
@@ -53,7 +53,7 @@ def test_what_a_rank_marks_another_process_reads(beacon: Beacon) -> None:
     assert done.stdout.split("\n")[0] == f"{os.getpid()} 12 encoder layer 3 RUNNING 15 1"
 
 
-def test_ranks_do_not_write_into_each_other(beacon: Beacon) -> None:
+def test_ranks_do_not_write_into_each_others_slots(beacon: Beacon) -> None:
     marks = [RankMark(beacon, i) for i in range(2)]
     for i, mark in enumerate(marks):
         mark.take()
@@ -68,7 +68,7 @@ def test_ranks_do_not_write_into_each_other(beacon: Beacon) -> None:
     assert sum(beacon.durations(0, Stage.INIT)) == 1
 
 
-def test_a_loader_process_reads_and_rests(beacon: Beacon) -> None:
+def test_a_worker_reads_and_rests(beacon: Beacon) -> None:
     mark = WorkerMark(beacon, 0, 1, 0)
     mark.reads("/ä/" + "x" * 2000 + "/end.wav")
     (worker,) = beacon.workers(0)
@@ -94,13 +94,13 @@ def test_the_time_of_a_stage_in_a_step_is_counted_once_per_step(beacon: Beacon) 
 
 
 @given(st.integers(0, 2**47 - 1))
-def test_a_duration_lies_in_its_bucket_to_a_quarter(duration_ns: int) -> None:
+def test_a_bucket_holds_a_duration_to_within_a_quarter(duration_ns: int) -> None:
     bucket = bucket_of(duration_ns)
     assert 0 <= bucket < NUM_BUCKETS
     assert duration_ns < upper_edge_ns(bucket) <= max(1.25 * duration_ns, duration_ns + 1)
 
 
-def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_beacon_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "other"
     path.write_bytes(b"x" * 8192)
     with pytest.raises(ValueError, match="not a beacon"):

@@ -1,4 +1,4 @@
-"""Monitors of several nodes: what one tells, the other knows; orders arrive; a lost node is noticed."""
+"""Monitors of several nodes: reports and orders arrive, and a lost node is noticed."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ def report() -> NodeReport:
     )
 
 
-def test_what_is_told_arrives_unchanged() -> None:
-
+def test_a_report_arrives_unchanged() -> None:
     arrived = decode(json.loads(json.dumps(encode(report()))))
     arrived.at = 0.0
     assert arrived == report()
@@ -56,7 +55,7 @@ def test_the_leader_knows_all_rows_and_the_others_its_orders() -> None:
         leader.close()
 
 
-def test_another_job_on_the_same_port_is_not_mixed_in() -> None:
+def test_another_job_on_the_same_port_is_ignored() -> None:
     port = free_port()
     leader = Leader(port, "job")
     leader.orders.stop_step = 3
@@ -69,7 +68,7 @@ def test_another_job_on_the_same_port_is_not_mixed_in() -> None:
         leader.close()
 
 
-def test_a_node_that_is_silent_is_lost_with_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_node_is_lost_with_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "CONTACT_LOST_S", 0.2)
     port = free_port()
     leader = Leader(port, "job")
@@ -84,19 +83,19 @@ def test_a_node_that_is_silent_is_lost_with_its_ranks(monkeypatch: pytest.Monkey
     assert follower.has_lost_leader
 
 
-def test_a_leader_that_has_not_come_yet_is_not_lost() -> None:
+def test_a_leader_that_has_not_started_yet_is_not_lost() -> None:
     follower = Follower("127.0.0.1", free_port(), "job", 1, 60.0)
     assert follower.send(report()) is None
     assert not follower.has_lost_leader
 
 
-def test_a_leader_that_never_came_is() -> None:
+def test_a_leader_that_never_starts_is_lost() -> None:
     follower = Follower("127.0.0.1", free_port(), "job", 1, 0.0)
     assert follower.send(report()) is None
     assert follower.has_lost_leader
 
 
-def test_somebody_else_on_the_port_is_no_leader() -> None:
+def test_another_program_on_the_port_is_not_taken_for_the_leader() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         follower = Follower("127.0.0.1", server.getsockname()[1], "job", 1, 60.0)
         answered = threading.Thread(target=lambda: server.accept()[0].sendall(b"HTTP/1.0 400 Bad Request\n"))

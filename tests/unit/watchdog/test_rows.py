@@ -46,18 +46,18 @@ def test_rows_travel_as_json(beacon: Beacon) -> None:
     assert [worker.path for worker in first.workers] == ["/a.wav"]
 
 
-def test_a_slot_is_not_believed_when_its_number_is_anothers_by_now(beacon: Beacon) -> None:
-    rank, loader = RankMark(beacon, 0), WorkerMark(beacon, 0, 1, 0)
+def test_a_slot_is_ignored_once_another_process_has_its_pid(beacon: Beacon) -> None:
+    rank, worker = RankMark(beacon, 0), WorkerMark(beacon, 0, 1, 0)
     rank.take()
     rank.enter(Stage.DATA)
-    time.sleep(0.6)  # what was loaded ahead is used up
+    time.sleep(0.6)  # what was prefetched is used up
 
     def waits_for_a_file() -> bool:
         return is_suspicious(local_rows(beacon, Limits(3.0, 60.0), 0), floor_s=0.0)
 
-    loader.reads("/a.wav")
+    worker.reads("/a.wav")
     assert waits_for_a_file()
-    loader._birthmark += 1  # this process was started at another time than the one that wrote
-    loader.reads("/a.wav")
+    worker._birthmark += 1  # this process was not started when the one that wrote was
+    worker.reads("/a.wav")
     assert local_rows(beacon, Limits(3.0, 60.0), 0)[0].workers[0].process == ""
     assert not waits_for_a_file()

@@ -13,7 +13,7 @@ from nest_ssl.watchdog.system import say
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals and /proc of Linux")
-def test_a_process_that_ends_its_own_family_survives_itself() -> None:
+def test_a_process_that_kills_its_own_family_survives() -> None:
     """Under torchrun the monitor is a child of a rank that it has to end."""
     code = (
         "import os, subprocess, sys, time\n"
@@ -29,7 +29,7 @@ def test_a_process_that_ends_its_own_family_survives_itself() -> None:
     assert stdout == "done\n"
 
 
-def test_a_signal_handler_is_heard_even_if_it_has_interrupted_another_print(
+def test_a_signal_handler_can_print_even_if_it_interrupted_another_print(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(*args: object, **options: object) -> None:

@@ -115,6 +115,6 @@ def _odd_ones(members: dict[int, dict[int, Collective]], calls: dict[int, Collec
     if len(odd) == len(ranks_of) > 1:
         number = next(iter(calls.values())).number
         before = {call.signature for own in members.values() for n, call in own.items() if n < number}
-        unheard = {signature: ranks for signature, ranks in odd.items() if signature not in before}
-        odd = unheard if 0 < len(unheard) < len(odd) else odd
+        new = {signature: ranks for signature, ranks in odd.items() if signature not in before}
+        odd = new if 0 < len(new) < len(odd) else odd
     return sorted(rank for ranks in odd.values() for rank in ranks)

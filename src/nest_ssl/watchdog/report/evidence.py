@@ -26,8 +26,8 @@ HANDLER_TIMEOUT_S = 0.3
 
 def py_spy() -> str | None:
     """Return the program, next to our interpreter or on PATH."""
-    beside = Path(sys.executable).with_name("py-spy")
-    return str(beside) if beside.is_file() else shutil.which("py-spy")
+    own = Path(sys.executable).with_name("py-spy")
+    return str(own) if own.is_file() else shutil.which("py-spy")
 
 
 def fault_file(folder: Path, pid: int) -> Path:

@@ -317,4 +317,3 @@ def incident_name(verdict: Verdict) -> str:
 def read_incidents(run_dir: Path) -> list[dict[str, Any]]:
     """Return all incidents of a run, oldest first."""
     return [json.loads(path.read_text()) for path in sorted((run_dir / INCIDENTS).glob("*.json"))]
-

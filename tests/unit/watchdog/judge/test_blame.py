@@ -25,7 +25,7 @@ def test_the_dead_rank_is_blamed_and_not_the_one_that_lost_the_connection() -> N
     assert "out of memory?" in incident.cause(verdict)
 
 
-def test_the_first_exception_that_is_no_consequence_is_blamed() -> None:
+def test_the_first_exception_that_is_not_a_consequence_is_blamed() -> None:
     rows = [row(rank, state=RankState.FAILED) for rank in range(3)]
     failures = {
         0: failure(0, "Connection reset by peer", at_ns=1),
@@ -38,7 +38,7 @@ def test_the_first_exception_that_is_no_consequence_is_blamed() -> None:
     assert incident.cause(verdict) == "KeyError: 'a bug'"
 
 
-def test_out_of_memory_says_what_to_lower() -> None:
+def test_out_of_memory_advises_what_to_lower() -> None:
     verdict = judge_dead([row(0, state=RankState.FAILED)], {0: failure(0, "CUDA out of memory.", "OutOfMemoryError")})
     assert verdict is not None
     assert verdict.kind == "out-of-memory"
@@ -49,7 +49,7 @@ def test_out_of_memory_says_what_to_lower() -> None:
     "message",
     ["DataLoader worker (pid 901) is killed by signal: Killed. ", "DataLoader worker (pid(s) 901) exited unexpectedly"],
 )
-def test_a_dead_loader_process_is_named_with_its_file(message: str) -> None:
+def test_a_dead_worker_is_named_with_its_file(message: str) -> None:
     workers = [worker(pid=900, path="/good.wav"), worker(pid=901, number=1, path="/big.wav", process="")]
     verdict = judge_dead([row(0, Stage.DATA, state=RankState.FAILED, workers=workers)], {0: failure(0, message)})
     assert verdict is not None
@@ -63,7 +63,7 @@ def test_finished_ranks_are_not_dead() -> None:
     assert judge_dead([row(0, process="Z", state=RankState.STOPPED)], {}) is None
 
 
-def test_a_stopped_rank_comes_before_everything_that_waits() -> None:
+def test_a_stopped_rank_is_blamed_before_the_ranks_that_wait_for_it() -> None:
     rows = [row(0), row(1, Stage.ENCODER, process="T", stopped_s=3.5)]
     verdict = judge_stalled(rows, {0: calls(5, 5, done=1)}, FLOOR_S)
     assert verdict is not None
@@ -71,7 +71,7 @@ def test_a_stopped_rank_comes_before_everything_that_waits() -> None:
     assert [waiting.rank for waiting in verdict.waiting] == [0]
 
 
-def test_a_stopped_rank_is_called_so_even_if_it_was_seen_late() -> None:
+def test_a_stopped_rank_is_called_stopped_even_if_it_was_seen_late() -> None:
     rows = [row(0), row(1, Stage.ENCODER, 3.1, process="T", stopped_s=2.9)]
     verdict = judge_stalled(rows, {}, FLOOR_S)
     assert verdict is not None
@@ -83,7 +83,7 @@ def test_a_rank_that_was_stopped_for_a_moment_is_left_alone() -> None:
     assert not is_suspicious(rows, FLOOR_S)
 
 
-def test_the_file_that_does_not_come_is_named() -> None:
+def test_the_file_that_does_not_arrive_is_named() -> None:
     rows = [row(0), row(1, Stage.DATA, workers=[worker(path="/dead/disk.wav")])]
     verdict = judge_stalled(rows, {}, FLOOR_S)
     assert verdict is not None
@@ -91,24 +91,24 @@ def test_the_file_that_does_not_come_is_named() -> None:
     assert incident.on_what(verdict) == "file /dead/disk.wav"
 
 
-def test_a_frozen_loader_process_is_not_taken_for_a_dead_disk() -> None:
+def test_a_frozen_worker_is_not_taken_for_a_dead_disk() -> None:
     rows = [row(0), row(1, Stage.DATA, 1.0, workers=[worker(process="T", stopped_s=3.2)])]
     verdict = judge_stalled(rows, {}, FLOOR_S)
     assert verdict is not None
     assert (verdict.kind, verdict.ranks) == ("worker-stopped", [1])
 
 
-def test_a_file_is_judged_by_the_floor_even_while_a_first_step_may_take_its_time() -> None:
+def test_a_file_is_judged_by_the_floor_even_in_a_first_step_that_may_take_longer() -> None:
     starting = row(0, Stage.DATA, 4.0, limit_s=900.0, steps_done=0, workers=[worker()])
     assert is_suspicious([starting], FLOOR_S)
 
 
-def test_a_loader_process_that_rests_is_not_blamed_for_its_last_file() -> None:
+def test_a_worker_that_rests_is_not_blamed_for_its_last_file() -> None:
     rows = [row(0, Stage.DATA, 2.0, workers=[worker(is_reading=False, since_s=100.0)])]
     assert not is_suspicious(rows, FLOOR_S)
 
 
-def test_a_slow_file_that_was_loaded_ahead_does_not_matter_yet() -> None:
+def test_a_slow_file_that_is_only_prefetched_does_not_matter_yet() -> None:
     rows = [row(0, Stage.ENCODER, 0.1, workers=[worker(since_s=4.0)])]
     assert not is_suspicious(rows, FLOOR_S)
 
@@ -122,7 +122,7 @@ def test_the_rank_that_never_joined_is_named_by_those_that_wait() -> None:
     assert "ranks 0 and 2 waited" in incident.cause(verdict)
 
 
-def test_the_rank_that_called_less_is_missing_even_if_all_stand_in_backward() -> None:
+def test_the_rank_that_called_less_is_missing_even_if_all_are_in_backward() -> None:
     rows = [row(0), row(1)]
     verdict = judge_stalled(rows, {0: calls(5, 9, done=1), 1: calls(5)}, FLOOR_S)
     assert verdict is not None
@@ -131,7 +131,7 @@ def test_the_rank_that_called_less_is_missing_even_if_all_stand_in_backward() ->
     assert incident.others_text(verdict) == "waiting for rank 1: rank 0 in backward, at collective #2 all_reduce of [9]"
 
 
-def test_nobody_is_blamed_while_the_rank_behind_may_take_its_time() -> None:
+def test_nobody_is_blamed_while_the_rank_behind_is_within_its_limit() -> None:
     saving = row(0, Stage.CHECKPOINT, 4.0, limit_s=30.0, patience_s=30.0)
     assert judge_stalled([saving, row(1)], {0: calls(5), 1: calls(5, 9, done=1)}, FLOOR_S) is None
 
@@ -218,14 +218,14 @@ def test_ranks_that_end_a_long_validation_batch_one_after_the_other_do_not_wait_
     assert verdict.ranks == [0]
 
 
-def test_a_rank_that_could_not_write_down_its_error_is_named_all_the_same() -> None:
+def test_a_rank_that_could_not_write_down_its_error_is_still_named() -> None:
     verdict = judge_dead([row(0), row(1, state=RankState.FAILED)], {})
     assert verdict is not None
     assert (verdict.kind, verdict.ranks) == ("failed", [1])
     assert "/dev/shm full?" in incident.cause(verdict)
 
 
-def test_a_loader_process_that_was_asked_to_end_did_not_run_out_of_memory() -> None:
+def test_a_worker_that_was_asked_to_end_did_not_run_out_of_memory() -> None:
     message = "DataLoader worker (pid 901) is killed by signal: Terminated. "
     workers = [worker(pid=901, process="")]
     verdict = judge_dead([row(0, Stage.DATA, state=RankState.FAILED, workers=workers)], {0: failure(0, message)})
@@ -235,7 +235,7 @@ def test_a_loader_process_that_was_asked_to_end_did_not_run_out_of_memory() -> N
 
 
 @pytest.mark.parametrize("state", [RankState.FINISHED, RankState.STOPPED])
-def test_a_rank_that_is_done_and_does_not_leave_is_named(state: RankState) -> None:
+def test_a_rank_that_is_done_but_does_not_exit_is_named(state: RankState) -> None:
     gone = row(0, Stage.END, process="", state=state)
     slow = row(1, Stage.END, FLOOR_S - 1, state=state)
     assert not is_suspicious([gone, slow], FLOOR_S)

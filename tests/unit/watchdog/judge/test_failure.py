@@ -19,7 +19,7 @@ def raised(act: object) -> BaseException:
     raise AssertionError("it did not raise")
 
 
-def test_the_first_failure_of_a_rank_counts(tmp_path: Path) -> None:
+def test_the_first_failure_of_a_rank_is_kept(tmp_path: Path) -> None:
     write_failure(tmp_path, 1, raised(lambda: {"b": 1}["a"]), ["a batch"])
     write_failure(tmp_path, 1, raised(lambda: [][3]), [])
     failure = read_failures(tmp_path)[1]
