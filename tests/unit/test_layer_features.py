@@ -70,7 +70,7 @@ def test_layers_above_the_highest_one_are_not_computed() -> None:
     assert len(model.encoder.layers) == 2  # the encoder itself is whole
 
 
-def test_layers_are_seen_where_training_is_compiled() -> None:
+def test_layers_are_found_in_a_compiled_model() -> None:
     model = tiny_model({"compile": "on"}).train()
     assert model.encoder.compile_mode == "on"
     outputs, _ = layer_outputs(model.encoder, torch.randn(2, 80, 64), torch.tensor([64, 50]), [0, 1])
@@ -124,7 +124,7 @@ def test_layers_are_named_as_nemo_numbers_them(given: str | int | list[int], num
         ({"precision": "fp8"}, "'fp8' is not one of auto"),
     ],
 )
-def test_what_cannot_be_meant_is_one_clear_line(options: dict[str, object], words: str) -> None:
+def test_arguments_that_make_no_sense_are_one_clear_line(options: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         FeatureExtractor(tiny_model(), **options)  # type: ignore[arg-type]
 

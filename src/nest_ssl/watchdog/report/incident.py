@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from nest_ssl.launch.exit_codes import NEEDS_A_PERSON, RESUMABLE
-from nest_ssl.run_folder import INCIDENTS as FOLDER
+from nest_ssl.run_folder import INCIDENTS, RunFolder
 from nest_ssl.run_folder import LAST as LAST
-from nest_ssl.run_folder import RunFolder
 from nest_ssl.watchdog.judge.blame import Verdict
 from nest_ssl.watchdog.report import words
 from nest_ssl.watchdog.stages import part_label
 from nest_ssl.watchdog.system import DISK_ANSWERS_S, within
+
+FOLDER = INCIDENTS
 
 
 @dataclass(frozen=True)
