@@ -23,9 +23,14 @@ def test_a_file_appears_only_when_it_is_complete(tmp_path: Path) -> None:
 def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     replace_text(path, "old")
-    with pytest.raises(KeyboardInterrupt), replacing(path) as file:
-        file.write(b"new")
-        raise KeyboardInterrupt
+
+    def write_half() -> None:
+        with replacing(path) as file:
+            file.write(b"new")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_half()
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["a.txt"]
 

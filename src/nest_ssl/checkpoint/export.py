@@ -1,4 +1,4 @@
-"""A checkpoint in the formats of others."""
+"""Export a checkpoint to other formats."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ SUFFIXES = {"nemo": ".nemo", "safetensors": ".safetensors", "onnx": ".onnx"}
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, each with a few words about it."""
+    """The files that were written, each with a short description."""
 
     files: list[tuple[Path, str]]
 
 
 def export_checkpoint(checkpoint: str | Path, output: str | Path, kind: str) -> Exported:
-    """Write the model of a file or a name of the hub to `output`: a folder for huggingface, else a file."""
+    """Write the model in a file or on the hub to `output`: a folder for huggingface, otherwise a file."""
     if kind not in FORMATS:
         raise ValueError(f"format: {kind!r} is not one of {', '.join(FORMATS)}.")
     output = _checked_output(Path(output).expanduser(), kind)
@@ -40,7 +40,7 @@ def export_checkpoint(checkpoint: str | Path, output: str | Path, kind: str) -> 
         return Exported([(output, "for NeMo and nest-ssl")])
     if kind == "safetensors":
         write_safetensors(model, output)
-        return Exported([(output, "all weights, with the configuration among the metadata")])
+        return Exported([(output, "all weights, with the configuration in the metadata")])
     difference = export_onnx(model, output)
     return Exported([(output, f"the encoder; largest difference in onnxruntime {difference:.1g}")])
 
@@ -54,17 +54,17 @@ def _checked_output(output: Path, kind: str) -> Path:
     if output.is_dir():
         raise ValueError(f"{output}: is a folder; give a file such as {output / 'nest'}{suffix}.")
     if output.suffix != suffix:
-        raise ValueError(f"{output}: a file of format {kind} ends in {suffix}.")
+        raise ValueError(f"{output}: the file name must end in {suffix} for {kind}.")
     return output
 
 
 def write_safetensors(model: EncDecMaskedTokenPredModel, path: Path) -> None:
-    """Write the model, whole or not at all."""
+    """Write one `.safetensors` file: every weight by its name, and the configuration in the metadata."""
     try:
         from safetensors.torch import save
     except ImportError as error:
         raise CheckpointError(f"{path}: needs safetensors. Install nest-ssl[hf].") from error
-    # Weights that stand under several names are written under each: the format knows no sharing.
+    # Shared weights are written under each of their names: the format cannot share.
     weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
     config = nemo_config(model.cfg, type(model).__name__)
     with replacing(path) as file:

@@ -40,7 +40,7 @@ from nest_ssl.inspect.inspect import Inspection
 from nest_ssl.inspect.manifest import Histogram, ManifestFacts, duration_histogram
 
 DRAWN_PER_BATCH = 3
-"""Utterances of a batch that are drawn in detail; all are in its overview."""
+"""Utterances per batch that are drawn in detail; the overview shows all of them."""
 
 
 def write_page(inspection: Inspection, path: Path) -> None:
@@ -48,7 +48,7 @@ def write_page(inspection: Inspection, path: Path) -> None:
 
 
 def render_page(inspection: Inspection) -> str:
-    """The page as text: the same for the same inspection, to the byte."""
+    """The page as text: the same inspection gives the same bytes."""
     dataset, augmentor = inspection.dataset, inspection.dataset.batch_augmentor
     rows = [row for rows in inspection.batchings.values() for row in rows]
     limits_s = {"min_duration": dataset.min_duration, "max_duration": dataset.max_duration}
@@ -100,18 +100,18 @@ def _example(batch: ExampleBatch) -> dict[str, Any]:
 
 
 def _shares(counts: Counter[str]) -> list[tuple[str, int, float]]:
-    """Most frequent first, equal ones by name."""
+    """Most frequent first, ties by name."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return [(name, count, count / counts.total()) for name, count in ordered]
 
 
 WAVE_HEIGHT = 56
 MAX_ROWS = 64
-"""Utterances of a batch in its overview."""
+"""Utterances per batch in the overview."""
 
 
 def histogram_picture(histogram: Histogram, limits_s: dict[str, float | None]) -> str:
-    """Utterances by duration; a dashed line at each of the named limits that lies inside."""
+    """Utterances by duration, with a dashed line at each limit within the range."""
     height, top = 190, 14
     end_s, most = histogram.edges_s[-1], max(histogram.counts)
     x_of, y_of = PLOT / end_s, height / most
@@ -138,7 +138,7 @@ def histogram_picture(histogram: Histogram, limits_s: dict[str, float | None]) -
 
 
 def batch_picture(batch: ExampleBatch) -> str:
-    """Every utterance of the batch as a bar: audio, what is masked in it, what was added, and its padding."""
+    """Every utterance of the batch as a bar: audio, masked frames, what was added, and padding."""
     rows = batch.utterances[:MAX_ROWS]
     step, bar, top = 20, 15, 4
     row_s = batch.num_samples / batch.sample_rate
@@ -161,7 +161,7 @@ def batch_picture(batch: ExampleBatch) -> str:
 
 
 def utterance_picture(utterance: ExampleUtterance, batch: ExampleBatch) -> str:
-    """Clean, added and noisy waveform, and the features that come of them, over the same seconds."""
+    """Clean, added and noisy waveforms and their features on one time axis."""
     end_s = len(utterance.audio_N) / batch.sample_rate
     peak = max(float(np.abs(x).max()) for x in (utterance.audio_N, utterance.added_N, utterance.noisy_N))
     colours = colour_range(batch)
@@ -172,9 +172,9 @@ def utterance_picture(utterance: ExampleUtterance, batch: ExampleBatch) -> str:
         parts += _wave_lane(y, name, samples_N, peak)
         y += WAVE_HEIGHT + GAP
     lanes = (
-        (["clean mel", "gives the", "targets"], utterance.clean_MT),
+        (["clean mel", "source of", "targets"], utterance.clean_MT),
         (["noisy mel"], utterance.noisy_MT),
-        (["masked mel", "enters the", "encoder"], utterance.masked_MT),
+        (["masked mel", "encoder", "input"], utterance.masked_MT),
     )
     for words, mels_MT in lanes:
         if mels_MT is not None:
@@ -187,7 +187,7 @@ def utterance_picture(utterance: ExampleUtterance, batch: ExampleBatch) -> str:
 
 
 def colour_range(batch: ExampleBatch) -> tuple[float, float]:
-    """Values between which the colours of a batch's heat maps spread."""
+    """The range that the colours of a batch's heat maps cover."""
     return mel_range(mels_MT for u in batch.utterances for mels_MT in (u.clean_MT, u.noisy_MT))
 
 
@@ -203,7 +203,7 @@ def _wave_lane(y: float, name: str, samples_N: NDArray[np.float32], peak: float)
 
 
 def _filled(samples_N: NDArray[np.float32], sample_rate: int) -> NDArray[np.bool_]:
-    """Which stretches of 10 ms hold anything but zeros."""
+    """Which pieces of 10 ms contain anything but zeros."""
     size = max(1, sample_rate // 100)
     return np.maximum.reduceat(np.abs(samples_N), np.arange(0, len(samples_N), size)) > 0
 

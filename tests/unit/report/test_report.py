@@ -34,7 +34,7 @@ def report(run: Path) -> str:
     return html.unescape(write_run_report(run).read_text(encoding="utf-8"))
 
 
-def test_the_page_holds_everything_and_needs_no_network(tmp_path: Path) -> None:
+def test_the_page_contains_everything_and_needs_no_network(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     path = write_run_report(run)
     assert path == run / "report.html"
@@ -158,14 +158,14 @@ def test_predictions_are_those_of_forward_on_the_validation_batches(
     assert found.audio_s == pytest.approx(float(needed(batch.audio_len).sum()) / 16_000)
 
 
-def test_a_small_set_is_heard_again_with_other_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_set_is_evaluated_again_with_other_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_examples, "MAX_AUDIO_S", 40.0)
     monkeypatch.setattr(run_examples, "MAX_PASSES", 20)
     run = open_run(make_run(tmp_path))
     look = look_at_checkpoint(run)
     assert look.examined is not None
     several = look.examined.predictions
-    assert several.num_passes == 6  # of 6 utterances of about 1.25 s, until 40 s are heard
+    assert several.num_passes == 6  # of 6 utterances of about 1.25 s, until 40 s are reached
     monkeypatch.setattr(run_examples, "MAX_PASSES", 1)
     look = look_at_checkpoint(run)
     assert look.examined is not None
@@ -181,7 +181,7 @@ def test_without_noise_the_noisy_features_are_the_clean_ones(tmp_path: Path) -> 
     assert "(no noise)" in report(run)
 
 
-def test_without_validation_the_training_data_is_used_and_said(tmp_path: Path) -> None:
+def test_without_validation_the_training_data_is_used_and_named(tmp_path: Path) -> None:
     run = make_run(tmp_path, "model.validation_ds.manifest_filepath=null")
     write_metrics(run / "metrics.csv", [row for row in rows(20) if "val_loss" not in row])
     (run / "checkpoints" / "fake.nemo").rename(tmp_path / "fake.nemo")
@@ -211,7 +211,7 @@ def test_a_checkpoint_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert "last.ckpt: not a readable training checkpoint" in report(run)
 
 
-def test_audio_that_is_gone_is_named(tmp_path: Path) -> None:
+def test_missing_audio_is_named(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     remove_audio(run)
     text = report(run)
@@ -232,7 +232,7 @@ def test_the_newest_checkpoint_is_used(tmp_path: Path) -> None:
     assert open_run(run).checkpoint == older
 
 
-def test_no_such_folder_and_a_folder_that_is_no_run_are_errors(tmp_path: Path) -> None:
+def test_a_missing_folder_and_a_folder_that_is_not_a_run_are_errors(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no such folder"):
         write_run_report(tmp_path / "gone")
     (tmp_path / "file").touch()
@@ -292,7 +292,7 @@ def test_damaged_times_and_values_do_not_break_the_page(tmp_path: Path) -> None:
     assert "× not a number: 2" in text
 
 
-def test_losses_that_are_not_numbers_are_said_and_drawn_as_gaps(tmp_path: Path) -> None:
+def test_losses_that_are_not_numbers_are_reported_and_drawn_as_gaps(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     logged = rows(20)
     for row in logged:
@@ -350,6 +350,6 @@ def test_ranks_are_counted_where_the_configuration_says_how_many(
     assert ("of audio processed by each rank" in report(run)) == (ranks is None)
 
 
-def test_durations_are_said_in_two_units() -> None:
+def test_durations_have_two_units() -> None:
     texts = [duration(seconds) for seconds in (0, 12.4, 200, 3900, 3600, 90_000)]
     assert texts == ["0 s", "12 s", "3 min 20 s", "1 h 5 min", "1 h 0 min", "1 d 1 h"]

@@ -50,13 +50,13 @@ def test_a_folder_becomes_a_manifest_a_split_and_shards(corpus: Path, tmp_path: 
     again = run(
         corpus, "--output", out / "m.jsonl", "--split", "folder", "--valid-share", 0.3, "--shards", 4, "--workers", 0
     )
-    assert "0 shards written, 4 were there" in again
+    assert "0 shards written, 4 existed" in again
 
 
 def test_jobs_merge_and_shards_on_a_cluster(corpus: Path, tmp_path: Path) -> None:
     arguments = (corpus, "--output", tmp_path / "m.jsonl", "--workers", 0)
     assert "not complete: 0, 1" in run(*arguments, "--merge", 2, fails=True)
-    assert "not there yet" in run(*arguments, "--job", "0/2", "--shards", 4, fails=True)
+    assert "does not exist yet" in run(*arguments, "--job", "0/2", "--shards", 4, fails=True)
     assert "job 0/2 of" in run(*arguments, "--job", "0/2")
     run(*arguments, "--job", "1/2")
     assert "m.jsonl: 30 utterances" in run(*arguments, "--merge", 2)
@@ -66,7 +66,7 @@ def test_jobs_merge_and_shards_on_a_cluster(corpus: Path, tmp_path: Path) -> Non
     assert len((tmp_path / "tarred_audio_manifest.json").read_text().splitlines()) == 30
 
 
-def test_what_is_wrong_is_said_in_a_line(corpus: Path, tmp_path: Path) -> None:
+def test_an_error_is_one_line(corpus: Path, tmp_path: Path) -> None:
     output = tmp_path / "m.jsonl"
     assert "no such folder" in run(tmp_path / "missing", "--output", output, fails=True)
     assert "such as 3/16" in run(corpus, "--output", output, "--job", "x", fails=True)

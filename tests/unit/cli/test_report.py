@@ -44,6 +44,6 @@ def test_what_a_user_can_fix_is_one_line(
     with pytest.raises(SystemExit) as stopped:
         main(["report", *arguments])
     assert stopped.value.code == 1
-    said = capsys.readouterr().err
-    assert message in said
-    assert said.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert printed.count("\n") == 1

@@ -56,10 +56,10 @@ def test_the_same_command_prints_the_same(manifest: Path, tmp_path: Path) -> Non
     assert run(*arguments) == run(*arguments)
 
 
-def test_a_folder_that_is_not_there_is_said_before_any_work(manifest: Path, tmp_path: Path) -> None:
+def test_a_missing_folder_is_an_error_before_any_work(manifest: Path, tmp_path: Path) -> None:
     result = runner.invoke(app, ["inspect", str(manifest), "--output", str(tmp_path / "no" / "x.html")])
     assert result.exit_code == 1
-    assert f"there is no folder {tmp_path / 'no'}. Make it first." in str(result.exception)
+    assert f"there is no folder {tmp_path / 'no'}. Create it first." in str(result.exception)
 
 
 def test_the_batch_size_of_the_configuration_counts_unless_it_is_the_packages(manifest: Path, tmp_path: Path) -> None:

@@ -28,18 +28,18 @@ def run(*arguments: object, code: int = 0) -> None:
     assert ended.value.code == code
 
 
-def test_features_are_written_and_the_same_command_goes_on(
+def test_features_are_written_and_the_same_command_resumes(
     checkpoint: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ("extract", checkpoint, corpus, tmp_path / "out", "--layers", "last", "--device", "cpu")
     run(*command)
     assert "3 utterances" in (out := capsys.readouterr().out)
-    assert "0 were there" in out
+    assert "0 existed" in out
     (line, *_) = read_lines(tmp_path / "out" / "manifest.jsonl")
     assert np.load(tmp_path / "out" / line["feature_filepath"]).shape == (1, 32, line["num_frames"])
     run(*command)
     assert "0 utterances" in (out := capsys.readouterr().out)
-    assert "3 were there" in out
+    assert "3 existed" in out
 
 
 def test_unreadable_audio_is_named_and_ends_in_1(
@@ -70,7 +70,7 @@ def test_weights_of_other_layers_are_refused(
     (tmp_path / "results.json").write_text(json.dumps({"layer_weights": [0.25, 0.75], "layers": [1, 0]}))
     weighted = ("--aggregation", "weighted", "--weights", tmp_path / "results.json", "--device", "cpu")
     run("extract", checkpoint, corpus, tmp_path / "out", *weighted, code=1)
-    assert "these are of the layers 1,0. Add --layers 1,0." in capsys.readouterr().err
+    assert "these are for layers 1,0. Add --layers 1,0." in capsys.readouterr().err
     run("extract", checkpoint, corpus, tmp_path / "out", *weighted, "--layers", "1,0")
 
 
@@ -88,7 +88,7 @@ def test_weights_of_other_layers_are_refused(
         (("{checkpoint}", "{corpus}", "{corpus}"), "File exists"),
     ],
 )
-def test_what_cannot_be_meant_is_one_clear_line(
+def test_arguments_that_make_no_sense_are_one_clear_line(
     checkpoint: Path,
     corpus: Path,
     tmp_path: Path,

@@ -42,7 +42,7 @@ def test_a_live_run_is_read_from_its_beacon(run_dir: Path) -> None:
     assert "/data/7.wav" in result.output
 
 
-def test_a_rank_that_is_late_is_said_before_anything_is_ended(run_dir: Path) -> None:
+def test_a_rank_that_is_late_is_reported_before_anything_is_ended(run_dir: Path) -> None:
     path = run_dir / "watchdog" / "node0.json"
     status = json.loads(path.read_text())
     status["settings"]["floor_s"] = 1e-9
@@ -57,7 +57,7 @@ def test_a_dead_run_is_explained_by_its_last_words(run_dir: Path) -> None:
     (run_dir / "incidents" / "x.json").write_text(json.dumps(incident))
     result = CliRunner().invoke(app, ["doctor", str(run_dir)])
     assert "ended by an incident: rank 0 died" in result.output
-    assert "to go on: nest-ssl pretrain again" in result.output
+    assert "to resume: nest-ssl pretrain again" in result.output
 
 
 def test_a_finished_run_is_finished(run_dir: Path) -> None:
