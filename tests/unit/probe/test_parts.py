@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from nest_ssl.audio.mixing import power
+from nest_ssl.audio.signal import power
 from nest_ssl.probe.attentive import AttentiveHead, AttentiveStatistics, _at_least_two
 from nest_ssl.probe.charts import write_confusion, write_layer_weights
 from nest_ssl.probe.data import (

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nest_ssl.audio.mixing import Samples, gain_for_ratio, place_in_order, power, repeat_to, split_length
+from nest_ssl.audio.signal import Samples, gain_for_ratio, place_in_order, power, repeat_to, split_length
 from nest_ssl.config import AugmentorConfig
 from nest_ssl.config.targets import resolve_target
 from nest_ssl.data.batch.batch import AudioNoiseBatch, with_noise

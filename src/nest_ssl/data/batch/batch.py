@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nest_ssl.audio.mixing import Samples
+from nest_ssl.audio.signal import Samples
 from nest_ssl.data.batch.bad_data import BadFile
 from nest_ssl.data.batch.shared_blocks import Loan, empty
 

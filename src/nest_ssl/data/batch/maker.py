@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from nest_ssl.audio import AudioError
-from nest_ssl.audio.mixing import Samples, pad_audio
+from nest_ssl.audio.signal import Samples, pad_audio
 from nest_ssl.data.batch.augmentation import SpeakerNoiseAugmentation
 from nest_ssl.data.batch.bad_data import BadDataError, BadFile
 from nest_ssl.data.batch.batch import AudioNoiseBatch, AudioNoiseItem, lengths_of, pad_rows, with_noise

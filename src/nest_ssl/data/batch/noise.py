@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nest_ssl.audio import AudioError, audio_info, read_audio
-from nest_ssl.audio.mixing import Samples, white_noise
+from nest_ssl.audio.signal import Samples, white_noise
 from nest_ssl.data.batch.randomness import one_generator
 from nest_ssl.data.manifest.manifest import Utterance
 

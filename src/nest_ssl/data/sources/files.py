@@ -10,8 +10,7 @@ import numpy.typing as npt
 from torch.utils.data import Dataset
 
 from nest_ssl.audio import read_audio
-from nest_ssl.audio.mixing import Samples
-from nest_ssl.audio.signal import ChannelSelector
+from nest_ssl.audio.signal import ChannelSelector, Samples
 from nest_ssl.data.batch.augmentation import SpeakerNoiseAugmentation
 from nest_ssl.data.batch.batch import AudioNoiseBatch, AudioNoiseItem, collate
 from nest_ssl.data.batch.maker import BatchMaker, Place

@@ -25,7 +25,7 @@ from lhotse.dataset.sampling import DynamicBucketingSampler, DynamicCutSampler
 from torch.utils.data import Dataset
 
 from nest_ssl.audio import AudioError
-from nest_ssl.audio.mixing import Samples
+from nest_ssl.audio.signal import Samples
 from nest_ssl.config import AugmentorConfig, DatasetConfig, parse
 from nest_ssl.data.batch.augmentation import build_augmentor
 from nest_ssl.data.batch.batch import AudioNoiseBatch
