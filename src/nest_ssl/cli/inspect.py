@@ -65,7 +65,7 @@ def inspect(
     assert config.train_ds is not None
     sizes = batch_size or [config.train_ds.batch_size or DEFAULT_BATCH_SIZE]
     options = InspectOptions(batch_sizes=sizes, max_files=files, num_examples=examples, seed=seed)
-    with quiet("nest_ssl.data.manifest.manifest"):  # its lines are in the tables
+    with quiet("nest_ssl.data.manifest.read"):  # its lines are in the tables
         inspection = inspect_data(config, options)
     write_page(inspection, output)
     console = make_console()

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from nest_ssl.data.batch.loader import PlannedLoader
     from nest_ssl.data.batch.noise import NoiseSource, load_noise_audio, sample_noise
     from nest_ssl.data.manifest.lines import ManifestError
-    from nest_ssl.data.manifest.manifest import Manifest, Utterance, open_manifests
-    from nest_ssl.data.manifest.paths import split_groups, split_paths
+    from nest_ssl.data.manifest.read import Manifest, Utterance, open_manifests, split_groups, split_paths
     from nest_ssl.data.sources.build import build_loader
     from nest_ssl.data.sources.files import AudioNoiseDataset
     from nest_ssl.data.sources.lhotse import LhotseAudioNoiseDataset
@@ -59,22 +58,22 @@ _HOMES = {
     "BadDataLog": "batch.bad_data",
     "BadFile": "batch.bad_data",
     "LhotseAudioNoiseDataset": "sources.lhotse",
-    "Manifest": "manifest.manifest",
+    "Manifest": "manifest.read",
     "ManifestError": "manifest.lines",
     "MultiSpeakerNoiseAugmentation": "batch.augmentation",
     "NoiseSource": "batch.noise",
     "PlannedLoader": "batch.loader",
     "SpeakerNoiseAugmentation": "batch.augmentation",
     "TarredAudioNoiseDataset": "sources.tar",
-    "Utterance": "manifest.manifest",
+    "Utterance": "manifest.read",
     "build_augmentor": "batch.augmentation",
     "build_loader": "sources.build",
     "collate": "batch.batch",
     "load_noise_audio": "batch.noise",
-    "open_manifests": "manifest.manifest",
+    "open_manifests": "manifest.read",
     "sample_noise": "batch.noise",
-    "split_groups": "manifest.paths",
-    "split_paths": "manifest.paths",
+    "split_groups": "manifest.read",
+    "split_paths": "manifest.read",
 }
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from nest_ssl.config import DatasetConfig, ModelConfig, compose
 from nest_ssl.data import AudioNoiseDataset, BadDataError, open_manifests
-from nest_ssl.data.manifest.paths import split_paths
+from nest_ssl.data.manifest.read import split_paths
 from nest_ssl.data.sources.files import ManifestDataset
 from nest_ssl.data.sources.opening import open_sources
 from nest_ssl.inspect.examples import ExampleBatch, example_batches

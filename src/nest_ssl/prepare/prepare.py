@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from nest_ssl.data.manifest.index import open_index
+from nest_ssl.data.manifest.lines import resolve_audio_path
 from nest_ssl.data.manifest.listing import Entry, list_entries
-from nest_ssl.data.manifest.paths import resolve_audio_path
 from nest_ssl.prepare.ledger import Ledger, Progress, bad_path
 from nest_ssl.prepare.measure import Measured, measure_all
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from nest_ssl.audio import AudioError, audio_info, read_audio
 from nest_ssl.audio.signal import Samples, white_noise
 from nest_ssl.data.batch.randomness import one_generator
-from nest_ssl.data.manifest.manifest import Utterance
+from nest_ssl.data.manifest.read import Utterance
 
 NoiseSample = Utterance | Mapping[str, Any]
 """A line of a noise manifest, read or as a plain mapping with NeMo's keys."""

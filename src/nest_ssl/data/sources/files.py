@@ -17,8 +17,7 @@ from nest_ssl.data.batch.maker import BatchMaker, Place
 from nest_ssl.data.batch.noise import NoiseSource
 from nest_ssl.data.batch.randomness import RandomSource, Stream, generator_for
 from nest_ssl.data.batch.threads import OnRead
-from nest_ssl.data.manifest.manifest import Manifest, Utterance, open_manifests
-from nest_ssl.data.manifest.paths import Paths
+from nest_ssl.data.manifest.read import Manifest, Paths, Utterance, open_manifests
 from nest_ssl.data.plan.order import Order, PlainOrder
 from nest_ssl.data.plan.plan import BatchSpec
 

@@ -31,7 +31,7 @@ from nest_ssl.data.batch.augmentation import build_augmentor
 from nest_ssl.data.batch.batch import AudioNoiseBatch
 from nest_ssl.data.batch.loader import BatchSampler, PlannedLoader
 from nest_ssl.data.batch.maker import BatchMaker, Place
-from nest_ssl.data.manifest.paths import Paths
+from nest_ssl.data.manifest.read import Paths
 from nest_ssl.data.plan.plan import MIN_SPARES
 from nest_ssl.data.sources.files import ManifestDataset, open_noise
 from nest_ssl.data.sources.lhotse_inputs import SOURCE, LhotseInputs

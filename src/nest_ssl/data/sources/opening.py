@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nest_ssl.config import DatasetConfig
-from nest_ssl.data.manifest.paths import split_groups
+from nest_ssl.data.manifest.read import split_groups
 from nest_ssl.data.sources.files import AudioNoiseDataset, ManifestDataset
 from nest_ssl.data.sources.tar import TarredAudioNoiseDataset
 

@@ -22,7 +22,7 @@ import numpy as np
 import soundfile
 
 from nest_ssl.audio import audio_info, read_native
-from nest_ssl.data.manifest.manifest import Manifest, Utterance, open_manifests
+from nest_ssl.data.manifest.read import Manifest, Utterance, open_manifests
 
 SEGMENT_SLACK_S = 0.01
 """A duration this close to the file's is all of it: the file is copied as it is."""

@@ -22,9 +22,7 @@ from nest_ssl.audio import AudioError
 from nest_ssl.audio.signal import ChannelSelector
 from nest_ssl.data.batch.augmentation import SpeakerNoiseAugmentation
 from nest_ssl.data.batch.batch import AudioNoiseItem
-from nest_ssl.data.manifest.kept_open import KeptOpen
-from nest_ssl.data.manifest.manifest import Manifest, Utterance, open_manifests
-from nest_ssl.data.manifest.paths import Paths, split_paths
+from nest_ssl.data.manifest.read import KeptOpen, Manifest, Paths, Utterance, open_manifests, split_paths
 from nest_ssl.data.plan.order import Indices, ShardOrder
 from nest_ssl.data.plan.plan import FixedSizePlan
 from nest_ssl.data.sources.files import ManifestDataset
