@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -142,8 +143,55 @@ def place_in_order(num_samples: int, lengths: Sequence[int], generator: np.rando
     starts: list[int] = []
     earliest, latest = 0, num_samples - sum(lengths)
     for length in lengths:
-        start = int(generator.integers(earliest, latest)) if earliest < latest else earliest
+        start = draw_integer(generator, earliest, latest)
         starts.append(start)
         earliest = start + length
         latest += length
     return starts
+
+
+def speech_in_turns(
+    speakers: Sequence[Samples], lengths: Sequence[int], generator: np.random.Generator
+) -> list[Samples]:
+    """Return one piece per length: each speaker once, then again from a random one after the last speaker."""
+    pieces: list[Samples] = []
+    turn = 0
+    for length in lengths:
+        speech = speakers[turn]
+        start = draw_integer(generator, 0, len(speech) - length)
+        pieces.append(repeat_to(speech[start:], length))
+        turn += 1
+        if turn == len(speakers):
+            turn = int(generator.integers(len(speakers)))
+    return pieces
+
+
+def draw_integer(generator: np.random.Generator, least: int, below: int) -> int:
+    """Draw uniformly from [least, below); `least` if that is empty."""
+    return int(generator.integers(least, below)) if least < below else least
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Samples, and where in the utterance they are added."""
+
+    start: int
+    samples: Samples
+
+
+@dataclass(frozen=True)
+class Added:
+    """What is added to one utterance: `gain` times each segment."""
+
+    gain: float
+    segments: list[Segment]
+
+
+def write_added(row: Samples, added: Added) -> None:
+    """Fill `row` with the added signal: zeros, and the scaled segments, each sample written once."""
+    end = 0
+    for segment in sorted(added.segments, key=lambda segment: segment.start):
+        row[end : segment.start] = 0
+        end = segment.start + len(segment.samples)
+        np.multiply(segment.samples, np.float32(added.gain), out=row[segment.start : end])
+    row[end:] = 0

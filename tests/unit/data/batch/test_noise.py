@@ -49,7 +49,7 @@ def test_a_file_of_unknown_duration_is_not_read_whole(tmp_path: Path, monkeypatc
         asked.append(options["duration_s"])
         return read_audio(*args, **options)
 
-    monkeypatch.setattr("nest_ssl.data.batch.noise.read_audio", read)
+    monkeypatch.setattr("nest_ssl.data.batch.augmentation.read_audio", read)
     noise, length = load_noise_audio(sample, RATE, 1600, generator=np.random.default_rng(0))
     assert asked == [0.1]
     assert int(length) == 1600

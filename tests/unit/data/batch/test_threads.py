@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from nest_ssl.data import build_loader
-from nest_ssl.data.batch.batch import AudioNoiseBatch
-from nest_ssl.data.batch.threads import Readers
+from nest_ssl.data.batch.collate import AudioNoiseBatch
+from nest_ssl.data.batch.make import Readers
 from tests.unit.data.corpus import Corpus, make_corpus, write_manifest
 
 FIELDS = ("audio", "audio_len", "noise", "noise_len", "noisy_audio")

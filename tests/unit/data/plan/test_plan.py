@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nest_ssl.data.plan.buckets import BucketedPlan, duration_buckets, sizes_for_duration
+from nest_ssl.data.plan.batches import (
+    BatchSpec,
+    BucketedPlan,
+    FixedSizePlan,
+    Plan,
+    duration_buckets,
+    sizes_for_duration,
+)
 from nest_ssl.data.plan.order import (
     ChainOrder,
     MixtureOrder,
@@ -19,7 +26,6 @@ from nest_ssl.data.plan.order import (
     share_out,
     temperature_weights,
 )
-from nest_ssl.data.plan.plan import BatchSpec, FixedSizePlan, Plan
 
 WORLD_SIZES = st.integers(1, 64)
 

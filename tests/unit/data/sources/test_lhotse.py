@@ -11,7 +11,7 @@ from lhotse import CutSet, MonoCut, Recording
 
 from nest_ssl.config import DatasetConfig
 from nest_ssl.data import LhotseAudioNoiseDataset, build_loader
-from nest_ssl.data.sources.lhotse_inputs import is_endless
+from nest_ssl.data.sources.lhotse import is_endless
 from tests.unit.data.corpus import RATE, Corpus, make_corpus, write_manifest
 
 
