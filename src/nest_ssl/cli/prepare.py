@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bar
 
 from nest_ssl.prepare.ledger import Progress, bad_path
-from nest_ssl.prepare.prepare import Job, Split, count_entries, merge_jobs, part_path, prepare_manifest, split_manifest
+from nest_ssl.prepare.manifest import Job, Split, count_entries, merge_jobs, part_path, prepare_manifest, split_manifest
 from nest_ssl.prepare.shards import join_shard_manifests, write_shards
 
 PLAIN_LINE_EVERY_S = 10.0

@@ -172,7 +172,6 @@ def _ranges(firsts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> Indi
     """Concatenate [first, first + size) of all pairs."""
     ends = np.cumsum(sizes)
     indices: Indices = np.arange(ends[-1] if len(ends) else 0, dtype=np.uint32)
-    indices += np.repeat(
-        (firsts - (ends - sizes)).astype(np.uint32), sizes
-    )  # differences may wrap around; their sums do not
+    # Differences may wrap around; their sums do not.
+    indices += np.repeat((firsts - (ends - sizes)).astype(np.uint32), sizes)
     return indices

@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import soundfile
 import torch
-from lhotse import CutSet, MonoCut, Recording
 
 from nest_ssl.config import DatasetConfig
 from nest_ssl.data import LhotseAudioNoiseDataset, build_loader
 from nest_ssl.data.sources.lhotse import is_endless
 from tests.unit.data.corpus import RATE, Corpus, make_corpus, write_manifest
+
+lhotse = pytest.importorskip("lhotse")
+CutSet, MonoCut, Recording = lhotse.CutSet, lhotse.MonoCut, lhotse.Recording
 
 
 def config(corpus: Corpus, **changed: Any) -> DatasetConfig:
