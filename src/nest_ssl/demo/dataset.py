@@ -131,9 +131,7 @@ def _what_is_there(folder: Path, wanted: dict[str, Any], overwrite: bool) -> dic
     for part in PARTS:
         for entry in _entries(folder, part):
             if not (folder / entry["audio_filepath"]).is_file():
-                raise ValueError(
-                    f"{folder}: {entry['audio_filepath']} is missing. Give --overwrite to make it again."
-                )
+                raise ValueError(f"{folder}: {entry['audio_filepath']} is missing. Give --overwrite to make it again.")
     return record
 
 
@@ -143,9 +141,7 @@ def _read_record(folder: Path) -> dict[str, Any]:
         DemoConfig(**record["config"])
         _ = record["synthesizer"]
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{folder / RECORD}: cannot be read ({error}). Give --overwrite to make it again."
-        ) from None
+        raise ValueError(f"{folder / RECORD}: cannot be read ({error}). Give --overwrite to make it again.") from None
     return record
 
 

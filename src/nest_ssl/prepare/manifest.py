@@ -45,9 +45,7 @@ class Job:
     def parse(cls, text: str) -> Job:
         number, _, count = text.partition("/")
         if not number.isdigit() or not count.isdigit():
-            raise ValueError(
-                f"job {text!r}: give its number, counted from 0, and the number of jobs, such as 3/16."
-            )
+            raise ValueError(f"job {text!r}: give its number, counted from 0, and the number of jobs, such as 3/16.")
         return cls(int(number), int(count))
 
 

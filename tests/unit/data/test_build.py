@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from nest_ssl.config import DatasetConfig
-from nest_ssl.data import build_loader
+from nest_ssl.data import LhotseAudioNoiseDataset, build_loader
+from nest_ssl.data.sources import lhotse as lhotse_source
 from tests.unit.data.corpus import NEEDS_LHOTSE, RATE, Corpus, assert_same, write_manifest
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -110,3 +112,16 @@ def test_bucketing_without_durations_says_what_to_do(corpus: Corpus, tmp_path: P
     manifest = write_manifest(tmp_path / "m.jsonl", lines)
     with pytest.raises(ValueError, match=r"m\.jsonl: use_bucketing needs every 'duration'.*nest-ssl prepare"):
         build_loader(corpus.config(manifest_filepath=str(manifest), use_bucketing=True))
+
+
+def test_without_lhotse_the_key_and_the_command_to_install_it_are_named(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "lhotse", None)
+    lhotse_source._lhotse.cache_clear()
+    message = r"use_lhotse: lhotse, .* is not installed\. Run: pip install 'nest-ssl\[lhotse\]'"
+    with pytest.raises(ValueError, match=message):
+        build_loader(corpus.config(use_lhotse=True, batch_duration=1.0))
+    with pytest.raises(ValueError, match=message):
+        LhotseAudioNoiseDataset(sample_rate=RATE)
+    lhotse_source._lhotse.cache_clear()

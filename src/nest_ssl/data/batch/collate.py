@@ -100,8 +100,8 @@ class AudioNoiseBatch:
         return replace(self, noisy_audio=self.noise.add_(self.audio), noise=None, noise_len=None)
 
     def _with_tensors(self, change: Callable[[Tensor], Tensor]) -> AudioNoiseBatch:
-        tensors = {f.name: getattr(self, f.name) for f in fields(self) if isinstance(getattr(self, f.name), Tensor)}
-        return replace(self, **{name: change(tensor) for name, tensor in tensors.items()})
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return AudioNoiseBatch(**{n: change(v) if isinstance(v, Tensor) else v for n, v in values.items()})
 
 
 def needed(tensor: Tensor | None) -> Tensor:
