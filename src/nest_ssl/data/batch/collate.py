@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -100,8 +101,9 @@ class AudioNoiseBatch:
         return replace(self, noisy_audio=self.noise.add_(self.audio), noise=None, noise_len=None)
 
     def _with_tensors(self, change: Callable[[Tensor], Tensor]) -> AudioNoiseBatch:
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return AudioNoiseBatch(**{n: change(v) if isinstance(v, Tensor) else v for n, v in values.items()})
+        tensors = {f.name: getattr(self, f.name) for f in fields(self) if isinstance(getattr(self, f.name), Tensor)}
+        changed: dict[str, Any] = {name: change(tensor) for name, tensor in tensors.items()}
+        return replace(self, **changed)
 
 
 def needed(tensor: Tensor | None) -> Tensor:
