@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from nest_ssl.checkpoint.huggingface import CTC_FOLDER, export_huggingface
-from nest_ssl.checkpoint.load import load
+from nest_ssl.checkpoint.load import CONFIG_KEY, load
 from nest_ssl.checkpoint.onnx_file import export_onnx
-from nest_ssl.checkpoint.safetensors_file import write_safetensors
+from nest_ssl.files import replacing
+from nest_ssl.model import EncDecMaskedTokenPredModel
+from nest_ssl.nemo_file import CheckpointError, nemo_config
 
 FORMATS = ("huggingface", "nemo", "safetensors", "onnx")
 SUFFIXES = {"nemo": ".nemo", "safetensors": ".safetensors", "onnx": ".onnx"}
@@ -53,3 +56,16 @@ def _checked_output(output: Path, kind: str) -> Path:
     if output.suffix != suffix:
         raise ValueError(f"{output}: a file of format {kind} ends in {suffix}.")
     return output
+
+
+def write_safetensors(model: EncDecMaskedTokenPredModel, path: Path) -> None:
+    """Write the model, whole or not at all."""
+    try:
+        from safetensors.torch import save
+    except ImportError as error:
+        raise CheckpointError(f"{path}: needs safetensors. Install nest-ssl[hf].") from error
+    # Weights that stand under several names are written under each: the format knows no sharing.
+    weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
+    config = nemo_config(model.cfg, type(model).__name__)
+    with replacing(path) as file:
+        file.write(save(weights, metadata={"format": "pt", CONFIG_KEY: json.dumps(config)}))

@@ -1,8 +1,10 @@
-"""A model from a file (`.nemo`, ours or NeMo's, a training checkpoint `.ckpt`, `.safetensors`) or from the hub."""
+"""Load a model from a file (`.nemo`, ours or NeMo's, a training checkpoint `.ckpt`, `.safetensors`) or from the hub."""
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 from collections import defaultdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,8 +15,6 @@ from omegaconf.base import ContainerMetadata, Metadata
 from omegaconf.nodes import AnyNode
 from torch import Tensor
 
-from nest_ssl.checkpoint.hub import checkpoint_path
-from nest_ssl.checkpoint.safetensors_file import read_safetensors
 from nest_ssl.config import ModelConfig
 from nest_ssl.config.compose import model_config, model_section
 from nest_ssl.config.parse import ConfigError
@@ -29,6 +29,44 @@ from nest_ssl.nemo_file import (
     read_nemo,
     read_weights,
 )
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+FILE_SUFFIXES = (".nemo", ".ckpt", ".safetensors")
+CONFIG_KEY = "model_config"
+"""Where the metadata of a `.safetensors` file have the configuration, as JSON."""
+
+
+def checkpoint_path(name: str | Path) -> Path:
+    """The file that `name` means: a path, or a model of the hub where there is no such path."""
+    path = Path(name).expanduser()
+    if path.suffix in FILE_SUFFIXES or not HUB_NAME.fullmatch(str(name)) or path.exists():
+        return path
+    return hub_file(str(name))
+
+
+def hub_file(name: str) -> Path:
+    """The `.nemo` file of a model of the hub, from its local cache or the network."""
+    try:
+        from huggingface_hub import constants, snapshot_download
+    except ImportError as error:
+        raise CheckpointError(
+            f"{name}: not a file, and huggingface_hub is not installed to look it up. "
+            f"Install nest-ssl[hf], or download the .nemo file and give its path."
+        ) from error
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=["*.nemo"]))
+    except Exception as error:  # whatever a network, a proxy or the hub can say
+        cached = Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
+        raise CheckpointError(
+            f"{name}: no such file, and it could not be had from the hub ({one_line(error, 200)}). "
+            f"Without a network: download its .nemo file elsewhere (https://huggingface.co/{name}/tree/main) and "
+            f"give the path, or copy the folder {cached} from a machine that has it."
+        ) from error
+    found = sorted(folder.glob("*.nemo"))
+    if not found:
+        raise CheckpointError(f"{name}: the hub's repository holds no .nemo file.")
+    return found[0]
+
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +126,7 @@ def model_without_storage(path: Path, kind: type[ModelType], cfg: ModelConfig) -
 def read_checkpoint(path: Path, map_location: Any = "cpu") -> NemoFile:
     """Configuration and weights of a `.nemo`, `.ckpt` or `.safetensors` file."""
     if path.suffix == ".safetensors":
-        return read_safetensors(path, map_location)
+        return _read_safetensors(path, map_location)
     return _read_ckpt(path, map_location) if path.suffix == ".ckpt" else read_nemo(path, map_location)
 
 
@@ -157,3 +195,25 @@ def _read_ckpt(path: Path, map_location: Any) -> NemoFile:
     except ConfigError as error:
         raise CheckpointError(f"{path}: its configuration cannot be used: {error}") from error
     return NemoFile(section, check_weights(content["state_dict"], f"{path}: its state_dict"))
+
+
+def _read_safetensors(path: Path, map_location: Any = "cpu") -> NemoFile:
+    """Configuration and weights of a file that `write_safetensors` made."""
+    check_is_file(path)
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError as error:
+        raise CheckpointError(f"{path}: needs safetensors. Install nest-ssl[hf].") from error
+    try:
+        with safe_open(path, framework="pt", device=str(map_location)) as file:
+            text = (file.metadata() or {}).get(CONFIG_KEY)
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        config = json.loads(text) if text else None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: not a readable .safetensors file: {one_line(error)}") from error
+    if not isinstance(config, dict):
+        raise CheckpointError(
+            f"{path}: holds weights but no configuration of NEST. "
+            f"'nest-ssl export CHECKPOINT {path.name} --format safetensors' writes both."
+        )
+    return NemoFile(config, check_weights(weights, f"{path}: its tensors"))

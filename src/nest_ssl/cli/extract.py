@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nest_ssl.cli.console import quiet
-from nest_ssl.cli.progress import show_progress
+from nest_ssl.cli.console import quiet, show_progress
 
 if TYPE_CHECKING:
     from nest_ssl.extract.extract import Extracted

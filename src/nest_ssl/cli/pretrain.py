@@ -27,9 +27,9 @@ def pretrain(
     Exit codes: 0 finished, 75 ended but resumable, 1 needs a person.
     """
     from nest_ssl.config import compose
-    from nest_ssl.launch.exit_codes import FINISHED
     from nest_ssl.launch.ranks import as_rank_zero
     from nest_ssl.training.start import start
+    from nest_ssl.watchdog.rank import FINISHED
 
     with as_rank_zero():
         cfg = compose(config_name, overrides or [], config_path)
@@ -44,8 +44,7 @@ def pretrain(
 def show_result(cfg: NestConfig, run_dir: Path) -> None:
     """Write the report of a finished run; say what came out, where it is, and what to do next."""
     from nest_ssl.config import ExperimentConfig
-    from nest_ssl.report.metrics import read_metrics
-    from nest_ssl.report.verdict import setback
+    from nest_ssl.run_verdict import read_metrics, setback
     from nest_ssl.training.experiment import RunFolder
     from nest_ssl.training.summary import describe, places, summarize
 

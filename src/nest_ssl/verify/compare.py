@@ -1,13 +1,16 @@
-"""A model file against NeMo: recorded numbers beside it, or NeMo itself where there is one."""
+"""A model file compared with NeMo, stage by stage; the result as a table, and as a page in Markdown."""
 
 from __future__ import annotations
 
+import datetime
 import importlib.util
+import platform
 import subprocess
 import sys
 import tempfile
 import zipfile
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from nest_ssl._version import __version__
 from nest_ssl.checkpoint import load
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel, EncDecMaskedTokenPredModel
 from nest_ssl.verify import stages
@@ -194,3 +198,33 @@ def _gradients(ours: Numbers, nemo: Numbers) -> float:
     least = 1e-3 * max(norms.values(), default=0.0) + 1e-30
     differences = (float(np.linalg.norm(ours[name] - nemo[name])) / max(norms[name], least) for name in names)
     return max(differences, default=0.0)
+
+
+def write_report(path: Path, results: list[Verification]) -> None:
+    """Write the page, in Markdown."""
+    alignment = resources.files("nest_ssl.verify").joinpath("alignment.md").read_text(encoding="utf-8")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(alignment.replace("{measured}", measured(results)), encoding="utf-8")
+
+
+def measured(results: list[Verification]) -> str:
+    """The tables of all verified files."""
+    versions = f"nest-ssl {__version__}, torch {torch.__version__}, numpy {np.__version__}, {platform.machine()}"
+    parts = [f"Written by `nest-ssl verify --report` on {datetime.date.today()} with {versions}."]
+    parts += [file_table(result) for result in results]
+    return "\n\n".join(parts)
+
+
+def file_table(result: Verification) -> str:
+    against = f"against {result.against}" if result.against else "by itself: no numbers of NeMo were at hand"
+    lines = [
+        f"**`{Path(result.file).name}`**, {against}:",
+        "",
+        "| stage | what | largest difference | allowed | |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {c.stage} | {c.what} | {c.difference:.2g} | {c.allowed:g} | {'ok' if c.passed else '**differs**'} |"
+        for c in result.checks
+    ]
+    return "\n".join(lines)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nest_ssl import CheckpointError, load
-from nest_ssl.checkpoint.hub import checkpoint_path
+from nest_ssl.checkpoint.load import checkpoint_path
 from tests.helpers import tiny_model
 
 constants = pytest.importorskip("huggingface_hub.constants", reason="needs nest-ssl[hf]")

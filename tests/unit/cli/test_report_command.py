@@ -13,7 +13,7 @@ from tests.unit.report.fake_run import make_run
 runner = CliRunner()
 
 
-def test_the_page_is_written_where_it_is_said(tmp_path: Path) -> None:
+def test_the_page_is_written_where_the_command_says(tmp_path: Path) -> None:
     run = make_run(tmp_path, checkpoint=None)
     result = runner.invoke(app, ["report", str(run)])
     assert result.exit_code == 0, result.output
@@ -27,12 +27,12 @@ def test_the_page_is_written_where_it_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["gone"], "gone: no such folder. Give the folder that 'nest-ssl pretrain' named at its start."),
-        (["."], "holds neither metrics.csv nor hparams.yaml, so it is not the folder of a run."),
+        (["gone"], "gone: no such folder. Give the folder that 'nest-ssl pretrain' names when it starts."),
+        (["."], "contains neither metrics.csv nor hparams.yaml, so it is not a run folder."),
         (["fake", "--output", "no/report.html"], "no/report.html: cannot be written: No such file or directory."),
     ],
 )
-def test_what_a_user_can_mend_is_one_line(
+def test_what_a_user_can_fix_is_one_line(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
