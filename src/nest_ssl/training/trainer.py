@@ -213,7 +213,7 @@ def _check_endless(cfg: NestConfig, exp: ExperimentConfig, data: DatasetConfig, 
 def _is_endless(config: DatasetConfig) -> bool:
     if not config.use_lhotse:
         return config.endless
-    from nest_ssl.data.sources.lhotse_inputs import is_endless  # with lhotse
+    from nest_ssl.data.sources.lhotse import is_endless
 
     return is_endless(config)
 

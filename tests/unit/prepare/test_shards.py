@@ -12,8 +12,8 @@ import soundfile
 
 from nest_ssl.audio import read_audio
 from nest_ssl.data import open_manifests
-from nest_ssl.data.sources import shards as shards_module
-from nest_ssl.data.sources.shards import join_shard_manifests, shard_manifest_path, tar_path, write_shards
+from nest_ssl.prepare import shards as shards_module
+from nest_ssl.prepare.shards import join_shard_manifests, shard_manifest_path, tar_path, write_shards
 
 RATE = 16000
 

@@ -7,6 +7,7 @@ import logging
 import multiprocessing
 import os
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nest_ssl.data import Manifest, ManifestError, open_manifests
+from nest_ssl.data import Manifest, ManifestError, open_manifests, split_groups, split_paths
 from nest_ssl.data.manifest import index as index_module
+from nest_ssl.data.manifest import read
+from nest_ssl.data.manifest.read import KeptOpen
 
 
 def line(path: str = "a.wav", **values: Any) -> str:
@@ -235,3 +238,89 @@ def test_durations_cannot_be_changed_by_a_user_of_them(tmp_path: Path) -> None:
     manifest = open_manifests(write(tmp_path / "m.jsonl", line(duration=1), line(duration=20)), max_duration_s=10)
     with pytest.raises(ValueError, match="read-only"):
         manifest.durations_s[0] = 2
+
+
+@pytest.mark.parametrize(
+    ("paths", "groups"),
+    [
+        ("a.json", [["a.json"]]),
+        ("a.json, b.json,", [["a.json"], ["b.json"]]),
+        (["a.json", "b.json"], [["a.json"], ["b.json"]]),
+        ([["a.json", "b.json"], ["c.json"]], [["a.json", "b.json"], ["c.json"]]),
+        ("m__OP_0..2_CL_.json,x.json", [["m_0.json", "m_1.json", "m_2.json"], ["x.json"]]),
+        ("m_{08..10}.json", [["m_08.json", "m_09.json", "m_10.json"]]),
+        ("m_(0..1).json", [["m_0.json", "m_1.json"]]),
+        ("m_[0..1].json", [["m_0.json", "m_1.json"]]),
+        ("m_<0..1>.json", [["m_0.json", "m_1.json"]]),
+        ("m_{a,b}.json", [["m_a.json", "m_b.json"]]),
+        ("d_{0..1}/m__OP_0..1_CL_.json", [["d_0/m_0.json", "d_0/m_1.json", "d_1/m_0.json", "d_1/m_1.json"]]),
+        ("data (old)/m.json", [["data (old)/m.json"]]),
+        (["m_{0..1}.json", "x.json"], [["m_0.json", "m_1.json"], ["x.json"]]),
+    ],
+)
+def test_every_way_to_name_files_is_understood(paths: str | list[str], groups: list[list[str]]) -> None:
+    assert split_groups(paths) == groups
+    assert split_paths(paths) == [path for group in groups for path in group]
+
+
+def test_an_existing_file_with_brackets_in_its_name_is_that_file(tmp_path: Path) -> None:
+    path = tmp_path / "m_[0..1].json"
+    path.touch()
+    assert split_paths(str(path)) == [str(path)]
+
+
+@pytest.mark.parametrize("nothing", ["", " , ", [], [[]], ["a", ""]])
+def test_no_path_is_an_error(nothing: str | list[str]) -> None:
+    with pytest.raises(ValueError, match="no path"):
+        split_paths(nothing)
+
+
+class Opened:
+    """Remembers what is open."""
+
+    now: list[str] = []  # noqa: RUF012
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.now.append(path)
+
+    def close(self) -> None:
+        self.now.remove(self.path)
+
+
+@pytest.fixture
+def files(monkeypatch: pytest.MonkeyPatch) -> KeptOpen[Opened]:
+    monkeypatch.setattr(Opened, "now", [])
+    monkeypatch.setattr(read, "MAX_OPEN", 2)
+    return KeptOpen(Opened)
+
+
+def use(files: KeptOpen[Opened], path: str) -> str:
+    with files.file(path) as file:
+        return file.path
+
+
+def test_the_file_that_was_used_least_lately_is_closed(files: KeptOpen[Opened]) -> None:
+    for path in ("a", "b", "a", "c"):
+        assert use(files, path) == path
+    assert Opened.now == ["a", "c"]
+
+
+def test_threads_share_the_files(files: KeptOpen[Opened]) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(lambda path: use(files, path), "ab" * 20)) == list("ab" * 20)
+    assert sorted(Opened.now) == ["a", "b"]
+
+
+def test_another_process_opens_its_own(files: KeptOpen[Opened], monkeypatch: pytest.MonkeyPatch) -> None:
+    use(files, "a")
+    use(pickle.loads(pickle.dumps(files)), "a")
+    monkeypatch.setattr("os.getpid", lambda: -1)  # as after a fork
+    use(files, "a")
+    assert Opened.now == ["a", "a", "a"]
+
+
+def test_an_error_lets_the_next_one_in(files: KeptOpen[Opened]) -> None:
+    with pytest.raises(KeyError), files.file("a"):
+        raise KeyError
+    assert use(files, "a") == "a"

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,8 @@ import soundfile
 
 from nest_ssl.audio import AudioInfo
 from nest_ssl.data import open_manifests
-from nest_ssl.data.manifest.listing import Entry
 from nest_ssl.prepare import ledger, measure
-from nest_ssl.prepare.measure import measure_all
-from nest_ssl.prepare.prepare import Job, Split, count_entries, merge_jobs, part_path, prepare_manifest, split_manifest
+from nest_ssl.prepare.manifest import Job, Split, count_entries, merge_jobs, part_path, prepare_manifest, split_manifest
 
 RATE = 16000
 
@@ -131,12 +128,12 @@ SLOW_PREPARE = """
 import sys, time
 from pathlib import Path
 from nest_ssl.prepare import ledger
-from nest_ssl.prepare import prepare
+from nest_ssl.prepare import manifest
 ledger.SAVE_EVERY_S = 0.0
 def wait(progress):
     print(progress.num_done, flush=True)
     time.sleep(0.02)
-prepare.prepare_manifest(Path(sys.argv[1]), Path(sys.argv[2]), report=wait)
+manifest.prepare_manifest(Path(sys.argv[1]), Path(sys.argv[2]), report=wait)
 """
 
 
@@ -252,43 +249,6 @@ def test_jobs_that_saw_different_inputs_are_not_merged(corpus: Path, tmp_path: P
 def test_jobs_that_make_no_sense_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="job"):
         Job.parse(text)
-
-
-def test_a_file_that_kills_the_decoder_is_listed_and_the_others_are_measured(tmp_path: Path) -> None:
-    for number in range(4):
-        sound(tmp_path / f"{number}.wav")
-    entries = [Entry(str(tmp_path / f"{number}.wav"), item={"crash": number == 2}) for number in range(4)]
-    results = list(measure_all(iter(entries), decode=CrashOn("2.wav"), num_workers=2))  # type: ignore[arg-type]
-    assert [result.reason for result in results] == [None, None, measure.CRASHED, None]
-
-
-class CrashOn:
-    """Stands for `decode` and is asked in the worker, which it ends when the file's name is the given one."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __bool__(self) -> bool:
-        frame: Any = sys._getframe(1)
-        if frame.f_locals.get("entry") is not None and frame.f_locals["entry"].path.endswith(self.name):
-            os._exit(11)
-        return True
-
-
-def test_memory_does_not_hold_the_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = 0
-
-    def endless() -> Iterator[Entry]:
-        nonlocal drawn
-        while True:
-            drawn += 1
-            yield Entry("x", error="bad")
-
-    results = measure_all(endless(), decode=True, num_workers=1)
-    for _ in range(50):
-        next(results)
-    results.close()  # type: ignore[attr-defined]
-    assert drawn <= (measure.TASKS_AHEAD + 2) * measure.FILES_PER_TASK
 
 
 def test_a_split_by_folder_keeps_speakers_apart_and_by_hash_is_stable(

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from nest_ssl.data import AudioNoiseBatch, build_loader
+from nest_ssl.data.batch.collate import MAX_BLOCKS, Blocks, Loan, keep_blocks
 from nest_ssl.data.batch.loader import PlannedLoader
-from nest_ssl.data.batch.shared_blocks import MAX_BLOCKS, Blocks, Loan, keep_blocks
 from tests.unit.data.corpus import Corpus
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")

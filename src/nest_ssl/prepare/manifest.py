@@ -1,7 +1,7 @@
 """From a folder, list or manifest to a measured manifest, its list of bad files, and a split into train and valid.
 
-Everything streams: memory does not grow with the corpus. N jobs may share the work without talking: job i measures the
-entries n with n % N == i and numbers its lines; `merge_jobs` puts them back in the order of the input.
+Everything streams: memory does not grow with the corpus. N jobs can share the work without communicating: job i
+measures the entries n with n % N == i and numbers its lines; `merge_jobs` restores the order of the input.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from nest_ssl.data.manifest.index import open_index
+from nest_ssl.data.manifest.lines import resolve_audio_path
 from nest_ssl.data.manifest.listing import Entry, list_entries
-from nest_ssl.data.manifest.paths import resolve_audio_path
 from nest_ssl.prepare.ledger import Ledger, Progress, bad_path
 from nest_ssl.prepare.measure import Measured, measure_all
 
@@ -45,7 +45,7 @@ class Job:
     def parse(cls, text: str) -> Job:
         number, _, count = text.partition("/")
         if not number.isdigit() or not count.isdigit():
-            raise ValueError(f"job {text!r}: give the job's number, from 0, and how many there are, such as 3/16.")
+            raise ValueError(f"job {text!r}: give its number, counted from 0, and the number of jobs, such as 3/16.")
         return cls(int(number), int(count))
 
 
@@ -59,9 +59,9 @@ def prepare_manifest(
     restart: bool = False,
     report: Report = lambda progress: None,
 ) -> Progress:
-    """Measures all that the input names (a job: its share); writes the manifest and the list of bad files.
+    """Measure everything that the input names (a job: its share); write the manifest and the list of bad files.
 
-    A run that was killed goes on where it was; one that is complete does nothing unless `restart`.
+    A run that was killed resumes where it was; a complete one does nothing unless `restart`.
     """
     if job is not None and not restart:
         whole = _ledger(source, output, decode, None)
@@ -79,7 +79,7 @@ def prepare_manifest(
 
 
 def count_entries(source: Path, job: Job | None = None) -> int:
-    """How many entries the input (a job: its share) has; walks through all of it."""
+    """Count the entries of the input (a job: of its share); walks through all of it."""
     return sum(1 for _ in _share(list_entries(source), job))
 
 
@@ -97,7 +97,7 @@ def _job_path(output: Path, job: Job) -> Path:
 
 
 def _line(result: Measured, *, ledger: Ledger, output: Path, job: Job | None) -> bytes:
-    """One line of the manifest or of the bad list; a job's lines begin with their number in the whole."""
+    """Return one line of the manifest or of the bad list; a job's lines start with their number in the input."""
     path = _written_path(result.path, output)
     item = {"audio_filepath": path, "reason": result.reason} if result.line is None else result.line
     text = json.dumps(item | {"audio_filepath": path}, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
@@ -105,14 +105,14 @@ def _line(result: Measured, *, ledger: Ledger, output: Path, job: Job | None) ->
 
 
 def _written_path(path: str, output: Path) -> str:
-    """Relative where the file lies below the manifest's folder, so that both can be moved; otherwise absolute."""
+    """Return a relative path if the file is below the manifest's folder, so that both can be moved; else absolute."""
     folder = os.path.join(os.path.abspath(output.parent), "")
     absolute = os.path.abspath(path)
     return absolute[len(folder) :].replace(os.sep, "/") if absolute.startswith(folder) else absolute
 
 
 def merge_jobs(source: Path, output: Path, num_jobs: int, *, decode: bool = True, restart: bool = False) -> Progress:
-    """The manifest and bad list of a whole input from the parts that its jobs have written."""
+    """Merge the parts that the jobs have written into the manifest and bad list of the whole input."""
     whole = _ledger(source, output, decode, None, restart)
     if whole.progress.complete:
         return whole.progress
@@ -159,7 +159,7 @@ class Split:
     by: str
     valid_share: float = 0.02
     folder_level: int = 1
-    """Which folder below the input: 1 is the topmost, -1 the one that holds the file."""
+    """Which folder below the input: 1 is the topmost, -1 the one that contains the file."""
 
     def __post_init__(self) -> None:
         if self.by not in ("hash", "folder"):
@@ -174,9 +174,9 @@ def part_path(manifest: Path, part: str) -> Path:
 
 
 def split_manifest(source: Path, manifest: Path, split: Split) -> dict[str, int]:
-    """Writes M.train.jsonl and M.valid.jsonl; returns how many lines each has.
+    """Write M.train.jsonl and M.valid.jsonl; return the number of lines of each.
 
-    A file's part depends on its path (or folder, or `speaker` key) alone: more data later leaves it where it was.
+    A file's part depends only on its path (or folder, or `speaker` key): adding data later does not move it.
     """
     root = os.path.abspath(source if source.is_dir() else source.parent)
     counts = {"train": 0, "valid": 0}
@@ -202,7 +202,7 @@ def split_manifest(source: Path, manifest: Path, split: Split) -> dict[str, int]
 
 
 def _group(item: dict[str, Any], root: str, manifest: Path, split: Split) -> str:
-    """What decides an utterance's part."""
+    """Return what decides an utterance's part."""
     path = resolve_audio_path(item["audio_filepath"], os.fspath(manifest))
     inside = os.path.relpath(path, root).replace(os.sep, "/") if path.startswith(os.path.join(root, "")) else path
     if split.by == "hash":
@@ -214,5 +214,5 @@ def _group(item: dict[str, Any], root: str, manifest: Path, split: Split) -> str
 
 
 def _unit_hash(text: str) -> float:
-    """[0, 1), even, the same on every machine."""
+    """Hash to [0, 1), uniformly, the same on every machine."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") / 2**64

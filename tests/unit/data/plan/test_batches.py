@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nest_ssl.data.plan.buckets import BucketedPlan, duration_buckets, sizes_for_duration
+from nest_ssl.data.plan.batches import (
+    BatchSpec,
+    BucketedPlan,
+    FixedSizePlan,
+    Plan,
+    duration_buckets,
+    sizes_for_duration,
+)
 from nest_ssl.data.plan.order import (
     ChainOrder,
     MixtureOrder,
@@ -17,9 +24,7 @@ from nest_ssl.data.plan.order import (
     PlainOrder,
     ShardOrder,
     share_out,
-    temperature_weights,
 )
-from nest_ssl.data.plan.plan import BatchSpec, FixedSizePlan, Plan
 
 WORLD_SIZES = st.integers(1, 64)
 
@@ -170,12 +175,6 @@ def test_scattered_shards_are_each_opened_by_few_ranks() -> None:
     assert [len(shards) for shards in opened] == [4, 4, 4, 4]
 
 
-def test_an_utterance_moves_by_at_most_shuffle_n_places_in_its_shards() -> None:
-    order = ShardOrder((1000,), 1, True, shuffle_n=50)
-    moved = np.abs(order.indices(0).astype(int) - np.arange(1000))
-    assert 10 < moved.max() <= 50
-
-
 @pytest.mark.parametrize("kind", ["fixed", "buckets", "endless"])
 def test_any_batch_can_be_computed_without_those_before_it(kind: str) -> None:
     def plan() -> Plan:
@@ -189,13 +188,6 @@ def test_any_batch_can_be_computed_without_those_before_it(kind: str) -> None:
     in_sequence, num = plan(), plan().num_batches() or 20
     sequence = [in_sequence.batch(2, step, 1).indices.tolist() for step in range(num)]
     assert [plan().batch(2, step, 1).indices.tolist() for step in reversed(range(num))] == sequence[::-1]
-
-
-def test_epochs_differ_when_shuffled_and_repeat_the_manifest_otherwise() -> None:
-    shuffled = [PlainOrder(50, 1, True).indices(epoch).tolist() for epoch in (0, 1, 0)]
-    assert shuffled[0] != shuffled[1]
-    assert shuffled[0] == shuffled[2]
-    assert PlainOrder(50, 1, False).indices(7).tolist() == list(range(50))
 
 
 def test_the_hash_changes_with_seed_data_world_size_and_settings_only() -> None:
@@ -212,39 +204,6 @@ def test_the_hash_changes_with_seed_data_world_size_and_settings_only() -> None:
     hashes = [hash_of(), hash_of(2), hash_of(data="b"), hash_of(world=3), hash_of(size=5), hash_of(shuffle=False)]
     assert len(set(hashes)) == len(hashes)
     assert hash_of() == hashes[0]
-
-
-@given(
-    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=4),
-    scale=st.floats(0.3, 3),
-    temperature=st.floats(0.5, 10),
-    in_turn=st.booleans(),
-)
-def test_a_mixture_uses_the_utterances_of_a_dataset_equally_often_over_epochs(
-    sizes: list[int], scale: float, temperature: float, in_turn: bool
-) -> None:
-    total = max(int(sum(sizes) * scale), len(sizes))
-    orders = tuple(PlainOrder(n, 5, True, d) for d, n in enumerate(sizes))
-    mixture = MixtureOrder(orders, share_out(total, temperature_weights(sizes, temperature)), 5, in_turn)
-    drawn = np.concatenate([mixture.indices(epoch) for epoch in range(4)])
-    assert len(drawn) == 4 * total
-    times, first = np.bincount(drawn, minlength=sum(sizes)), 0
-    for d, size in enumerate(sizes):
-        of_dataset = times[first : first + size]
-        assert of_dataset.max() - of_dataset.min() <= 1
-        assert of_dataset.sum() == 4 * mixture.counts[d]
-        first += size
-
-
-def test_temperature_one_keeps_proportions_and_a_high_one_makes_datasets_equal() -> None:
-    assert share_out(110, temperature_weights([100, 10], 1.0)) == (100, 10)
-    assert share_out(110, temperature_weights([100, 10], 1e6)) == (55, 55)
-    assert share_out(10, [1e-9, 1.0]) == (1, 9)
-
-
-def test_taking_datasets_in_turn_alternates_between_them() -> None:
-    mixture = MixtureOrder((PlainOrder(10, 1, True), PlainOrder(10, 1, True, 1)), (6, 6), 1, in_turn=True)
-    assert (mixture.indices(0) // 10).tolist() == [0, 1] * 6
 
 
 def test_an_endless_plan_goes_on_past_its_rounds() -> None:

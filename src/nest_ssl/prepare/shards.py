@@ -1,7 +1,7 @@
 """Tar shards in NeMo's layout: audio_0.tar ..., sharded_manifests/manifest_0.json ..., tarred_audio_manifest.json.
 
-Utterance k goes to shard k % N, so every shard is a sample of the whole. A shard is written by one process under
-another name and renamed when it is complete: what is there is whole, and a run that was killed goes on with the others.
+Utterance k goes to shard k % N, so every shard is a sample of the whole. One process writes a shard under another name
+and renames it when it is complete: existing shards are whole, and a run that was killed resumes with the others.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import numpy as np
 import soundfile
 
 from nest_ssl.audio import audio_info, read_native
-from nest_ssl.data.manifest.manifest import Manifest, Utterance, open_manifests
+from nest_ssl.data.manifest.read import Manifest, Utterance, open_manifests
 
 SEGMENT_SLACK_S = 0.01
-"""A duration this close to the file's is all of it: the file is copied as it is."""
+"""An utterance this close to the length of its file is the whole file, which is then copied as it is."""
 
 
 def tar_path(folder: Path, shard: int) -> Path:
@@ -45,7 +45,7 @@ def write_shards(
     num_workers: int = 0,
     report: Callable[[int, int], None] = lambda num_done, num_all: None,
 ) -> int:
-    """Writes the given shards of `num_shards` (default: all) that are not there yet; returns how many were written."""
+    """Write those of the given shards (default: all) that are missing; return how many were written."""
     utterances = open_manifests(os.fspath(manifest))
     if not 1 <= num_shards <= len(utterances):
         raise ValueError(
@@ -68,7 +68,7 @@ def write_shards(
 
 
 def _is_done(folder: Path, shard: int, num_shards: int, utterances: Manifest) -> bool:
-    """The shard's manifest is renamed last; a shard of another manifest or another number of shards is an error."""
+    """Tell whether a shard is complete (its manifest is renamed last); refuse shards of other data."""
     path = shard_manifest_path(folder, shard)
     if not path.exists():
         return False
@@ -81,7 +81,7 @@ def _is_done(folder: Path, shard: int, num_shards: int, utterances: Manifest) ->
 
 
 def write_shard(utterances: Manifest, folder: Path, shard: int, num_shards: int) -> None:
-    """One tar file and its manifest, both under their names only when complete."""
+    """Write one tar file and its manifest; both get their names only when complete."""
     tar, lines = tar_path(folder, shard), shard_manifest_path(folder, shard)
     partial = [path.with_name(f"{path.name}.partial") for path in (tar, lines)]
     with tarfile.open(partial[0], "w") as archive, open(partial[1], "w", encoding="utf-8") as out:
@@ -95,9 +95,9 @@ def write_shard(utterances: Manifest, folder: Path, shard: int, num_shards: int)
 
 
 def _add_audio(archive: tarfile.TarFile, utterance: Utterance, number: int) -> str:
-    """Adds the file, or the part of it that is meant, and returns its name in the archive."""
+    """Add the utterance's file, or its part of the file, and return its name in the archive."""
     path = Path(utterance.audio_filepath)
-    # Dots would end webdataset's key, and NeMo cuts names at '-sub'.
+    # A dot would end webdataset's key, and NeMo cuts names at '-sub'.
     stem = re.sub(r"[^\w-]", "_", path.stem).replace("-sub", "_sub")
     if _is_whole_file(utterance):
         name = f"{number:09d}_{stem}{path.suffix}"
@@ -119,7 +119,7 @@ def _is_whole_file(utterance: Utterance) -> bool:
 
 
 def _encode_segment(utterance: Utterance) -> tuple[bytes, str]:
-    """FLAC with 24 bits (lossless up to 24, as small as 16 where 16 are used); WAV for floats beyond 1."""
+    """Encode as 24-bit FLAC (lossless up to 24 bits, no larger than needed), or as WAV for floats beyond 1."""
     samples_NC, rate = read_native(
         utterance.audio_filepath, offset_s=utterance.offset_s, duration_s=utterance.duration_s
     )
@@ -131,14 +131,14 @@ def _encode_segment(utterance: Utterance) -> tuple[bytes, str]:
 
 
 def _add(archive: tarfile.TarFile, name: str, file: Any, size: int) -> None:
-    """With owner and time left out: the same input gives the same bytes."""
+    """Add a file without owner and time, so that the same input gives the same bytes."""
     entry = tarfile.TarInfo(name)
     entry.size = size
     archive.addfile(entry, file)
 
 
 def join_shard_manifests(folder: Path, num_shards: int) -> bool:
-    """Writes tarred_audio_manifest.json, all shards' lines in order; False if some shard is still missing."""
+    """Write tarred_audio_manifest.json, all shards' lines in order; return False if a shard is still missing."""
     parts = [shard_manifest_path(folder, shard) for shard in range(num_shards)]
     if not all(part.exists() for part in parts):
         return False

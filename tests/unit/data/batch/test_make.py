@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from nest_ssl.data import build_loader
-from nest_ssl.data.batch.batch import AudioNoiseBatch
-from nest_ssl.data.batch.threads import Readers
-from tests.unit.data.corpus import Corpus, make_corpus, write_manifest
+from nest_ssl.data.batch.collate import AudioNoiseBatch
+from nest_ssl.data.batch.make import Readers
+from tests.unit.data.corpus import NEEDS_LHOTSE, Corpus, make_corpus, write_manifest
 
 FIELDS = ("audio", "audio_len", "noise", "noise_len", "noisy_audio")
 
@@ -140,7 +140,7 @@ def batches(corpus: Corpus, **settings: Any) -> list[AudioNoiseBatch]:
     return list(build_loader(corpus.config(**settings, max_bad_fraction=1.0), seed=3))
 
 
-@pytest.mark.parametrize("kind", ["files", "shards", "lhotse"])
+@pytest.mark.parametrize("kind", ["files", "shards", pytest.param("lhotse", marks=NEEDS_LHOTSE)])
 @pytest.mark.parametrize("broken", [False, True])
 def test_batches_do_not_depend_on_the_number_of_threads(
     tmp_path: Path, threads: Callable[[int], None], kind: str, broken: bool
