@@ -22,7 +22,7 @@ import torch
 from nest_ssl import EncDecDenoiseMaskedTokenPredModel
 from nest_ssl.config import compose
 from nest_ssl.freed_memory import keep_freed_memory
-from nest_ssl.training.stage_hooks import attach_stage_hooks
+from nest_ssl.training.watching import mark_stages
 from nest_ssl.watchdog.agent import BEAT_EVERY_S
 from nest_ssl.watchdog.beacon import Beacon, RankMark, WorkerMark
 from nest_ssl.watchdog.monitor import LOOK_EVERY_S
@@ -68,7 +68,7 @@ def compare_steps(size: str, batch: int, seconds: float, rounds: int, mark: Rank
     times_ms: dict[bool, list[float]] = {True: [], False: []}
     for number in range(2 * rounds + 2):
         watched = number % 2 == 1
-        hooks = attach_stage_hooks(model, mark.enter) if watched else []
+        hooks = mark_stages(model, mark.enter) if watched else []
         start = clock()
         step()
         if watched:

@@ -23,8 +23,8 @@ from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
 from nest_ssl.nemo_file import nemo_config
 from nest_ssl.training.optimizers import build_optimizer
 from nest_ssl.training.schedules import build_schedule
-from nest_ssl.training.seeding import Stage, seed_everything
-from nest_ssl.training.validation_sets import validation_sets
+from nest_ssl.training.step import Use, seed_everything
+from nest_ssl.training.validation import validation_sets
 
 try:
     import lightning.pytorch as pl
@@ -46,7 +46,7 @@ class PretrainingModule(pl.LightningModule):
     def __init__(self, cfg: NestConfig, model: EncDecDenoiseMaskedTokenPredModel | None = None) -> None:
         super().__init__()
         if model is None:
-            seed_everything(cfg.seed, Stage.WEIGHTS)
+            seed_everything(cfg.seed, Use.WEIGHTS)
             model = EncDecDenoiseMaskedTokenPredModel(cfg.model)
         self.cfg = cfg
         self.model = model
@@ -108,7 +108,7 @@ class PretrainingModule(pl.LightningModule):
     # ---- steps: seeded by their place in the run, so that masks and dropout are those of `nest-ssl pretrain` ----
 
     def on_train_batch_start(self, batch: AudioNoiseBatch, batch_idx: int) -> None:
-        seed_everything(self.cfg.seed, Stage.TRAIN, self.current_epoch, batch_idx, self.global_rank)
+        seed_everything(self.cfg.seed, Use.TRAIN, self.current_epoch, batch_idx, self.global_rank)
 
     def training_step(self, batch: AudioNoiseBatch, batch_idx: int) -> Tensor:
         loss = self._loss(batch)
@@ -117,7 +117,7 @@ class PretrainingModule(pl.LightningModule):
         return loss
 
     def on_validation_batch_start(self, batch: AudioNoiseBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        seed_everything(self.cfg.seed, Stage.VALIDATION, dataloader_idx, batch_idx, self.global_rank)
+        seed_everything(self.cfg.seed, Use.VALIDATION, dataloader_idx, batch_idx, self.global_rank)
 
     def validation_step(self, batch: AudioNoiseBatch, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
         loss = self._loss(batch)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nest_ssl.checkpoint.huggingface import CTC_FOLDER, export_huggingface
-from nest_ssl.checkpoint.load import CONFIG_KEY, load
 from nest_ssl.checkpoint.onnx_file import export_onnx
+from nest_ssl.checkpoint.read import CONFIG_KEY, load
 from nest_ssl.files import replacing
 from nest_ssl.model import EncDecMaskedTokenPredModel
 from nest_ssl.nemo_file import CheckpointError, nemo_config

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from nest_ssl.checkpoint.load import hub_file, read_checkpoint
+from nest_ssl.checkpoint.read import hub_file, read_checkpoint
 from nest_ssl.config import NestConfig
 from nest_ssl.nemo_file import CheckpointError
 

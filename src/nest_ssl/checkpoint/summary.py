@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nest_ssl.checkpoint.load import checkpoint_config, model_class, model_without_storage, read_checkpoint
+from nest_ssl.checkpoint.read import checkpoint_config, model_class, model_without_storage, read_checkpoint
 from nest_ssl.config import ModelConfig, compose, embedded_configs, load_yaml
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel, EncDecMaskedTokenPredModel
 

@@ -12,7 +12,7 @@ import yaml
 from markupsafe import Markup
 
 from nest_ssl.checkpoint import load
-from nest_ssl.checkpoint.load import model_without_storage
+from nest_ssl.checkpoint.read import model_without_storage
 from nest_ssl.config import DatasetConfig, NestConfig, parse
 from nest_ssl.config.parse import MISSING
 from nest_ssl.config.unused import unused_keys

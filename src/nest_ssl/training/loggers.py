@@ -84,7 +84,7 @@ class _TensorBoard:
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter  # takes a second to import: not before the first step
 
-            self._writer = SummaryWriter(str(self.folder), **self.options)  # type: ignore[no-untyped-call]
+            self._writer = SummaryWriter(str(self.folder), **self.options)
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
 

@@ -53,7 +53,7 @@ def device_for(config: TrainerConfig, local_rank: int) -> torch.device:
     count = torch.cuda.device_count()
     wanted = listed if listed is not None else list(range(local_rank + 1))
     if str(config.devices).isdigit():
-        wanted = list(range(int(config.devices)))
+        wanted = list(range(int(str(config.devices))))
     if max(wanted) >= count:
         raise ValueError(
             f"trainer.devices={config.devices}: this machine has {count} GPUs. Use trainer.devices=-1 for all of them."
@@ -317,7 +317,7 @@ def whole_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) ->
     """The optimizer's state with parameters numbered in its order, whether they are sharded or not."""
     if not is_sharded(model):
         return optimizer.state_dict()
-    state = sharded_state.get_optimizer_state_dict(model, optimizer, options=_WHOLE)
+    state: Any = sharded_state.get_optimizer_state_dict(model, optimizer, options=_WHOLE)
     numbers = {name: number for number, name in enumerate(_optimized_names(model, optimizer))}
     groups = [{**group, "params": [numbers[name] for name in group["params"]]} for group in state["param_groups"]]
     return {"state": {numbers[name]: value for name, value in state["state"].items()}, "param_groups": groups}
@@ -329,7 +329,7 @@ def load_whole_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimize
         return
     names = _optimized_names(model, optimizer)
     groups = [{**group, "params": [names[number] for number in group["params"]]} for group in state["param_groups"]]
-    named = {"state": {names[number]: value for number, value in state["state"].items()}, "param_groups": groups}
+    named: Any = {"state": {names[number]: value for number, value in state["state"].items()}, "param_groups": groups}
     sharded_state.set_optimizer_state_dict(model, optimizer, named, options=_WHOLE_FROM_FIRST)
 
 

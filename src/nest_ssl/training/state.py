@@ -226,5 +226,3 @@ def from_first_edition(checkpoint: dict[str, Any]) -> dict[str, Any]:
         "scaler": checkpoint.get("MixedPrecision"),
     }
     return {**checkpoint, "progress": progress}
-
-

@@ -328,7 +328,8 @@ class Fit:
         world.copy_from_first(model.state_dict().values())
         if config.strategy_name == "fsdp" and world.size > 1:
             shard(model)
-        mark_stages(model, self.watch)
+        if self.watch.agent is not None:
+            mark_stages(model, lambda stage, part: self.watch.enter(stage, part))
         look_closer(self.cfg.debug, model, self.watch, world, self.cfg.watchdog.floor_s)
         return synchronized
 

@@ -184,21 +184,22 @@ def staged_modules(model: EncDecMaskedTokenPredModel) -> Iterator[tuple[nn.Modul
     yield model.loss, Stage.LOSS, 0
 
 
-def mark_stages(model: EncDecMaskedTokenPredModel, watch: Watch) -> list[torch.utils.hooks.RemovableHandle]:
-    """Let `watch` know whenever a stage of the model begins."""
-    if watch.agent is None:
-        return []
+Enter = Callable[[Stage, int], None]
+
+
+def mark_stages(model: EncDecMaskedTokenPredModel, enter: Enter) -> list[torch.utils.hooks.RemovableHandle]:
+    """Call `enter` whenever a stage of the model begins."""
     return [
-        module.register_forward_pre_hook(_stage_hook(watch, stage, part))
+        module.register_forward_pre_hook(_stage_hook(enter, stage, part))
         for module, stage, part in staged_modules(model)
     ]
 
 
-def _stage_hook(watch: Watch, stage: Stage, part: int) -> Callable[[nn.Module, Any], None]:
+def _stage_hook(enter: Enter, stage: Stage, part: int) -> Callable[[nn.Module, Any], None]:
     def before(module: nn.Module, args: Any) -> None:
         # Inside a compiled graph a write to the beacon would break the graph; the stage around it is marked.
         if not torch.compiler.is_compiling():
-            watch.enter(stage, part)
+            enter(stage, part)
 
     return may_be_skipped(before)
 

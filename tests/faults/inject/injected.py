@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from nest_ssl.training.loop import Loop
-from nest_ssl.training.step import TrainStep
-from nest_ssl.training.validation import Validation
 
 from nest_ssl.data.batch.loader import PlanSampler
 from nest_ssl.data.sources.files import AudioNoiseDataset
+from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
 from nest_ssl.modules import AudioToMelSpectrogramPreprocessor, ConformerEncoder
 from nest_ssl.modules.conformer import ConformerLayer
+from nest_ssl.training.loop import Loop
+from nest_ssl.training.step import TrainStep
+from nest_ssl.training.validation import Validation
 
 FOREVER_S = 3600.0
 
@@ -129,18 +130,15 @@ def _in_layer_1(act: Callable[[], None]) -> None:
 
 
 def _in_backward(act: Callable[[], None]) -> None:
-    def hook_loss(self: TrainStep, *args: Any, **kwargs: Any) -> None:
-        def begin(loss: torch.Tensor) -> None:
-            real(loss)
-            if loss.requires_grad:
-                loss.register_hook(lambda gradient: act())
+    real = EncDecDenoiseMaskedTokenPredModel.masked_loss
 
-        objective = self.objective
-        if getattr(objective.on_backward, "__name__", "") != "begin":
-            real = objective.on_backward
-            objective.on_backward = begin
+    def wrapped(self: EncDecDenoiseMaskedTokenPredModel, *args: Any, **kwargs: Any) -> Any:
+        predicted = real(self, *args, **kwargs)
+        if predicted.loss.requires_grad:
+            predicted.loss.register_hook(lambda gradient: act())
+        return predicted
 
-    before(TrainStep, "__call__", hook_loss)
+    EncDecDenoiseMaskedTokenPredModel.masked_loss = wrapped  # type: ignore[method-assign]
 
 
 PLACES: dict[str, Callable[[Callable[[], None]], None]] = {

@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
-from nest_ssl.training.start import start
 
 from nest_ssl.config import compose
 from nest_ssl.launch.ranks import as_rank_zero, first_host, from_environment, tasks_per_node
+from nest_ssl.training.run import Command, pretrain, run
 
 TORCHRUN = {
     "RANK": "5",
@@ -73,14 +73,12 @@ def test_numbers_that_do_not_fit_are_refused() -> None:
         from_environment({**TORCHRUN, "RANK": "0"}, 4)
 
 
-def test_one_rank_for_two_devices_is_refused_before_lightning_starts_the_other(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_one_rank_for_two_devices_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
     cfg = compose("nest_demo", ["trainer.devices=2", "trainer.accelerator=cpu", f"exp_manager.exp_dir={tmp_path}"])
     with pytest.raises(ValueError, match=r"trainer\.devices=2 .* has started 1 rank .* Set trainer\.devices=1"):
-        start(cfg, [])
+        run(cfg, pretrain, Command([], []))
 
 
 @pytest.mark.parametrize(("text", "counts"), [("4", [4]), ("4(x2)", [4, 4]), ("2(x2),1", [2, 2, 1])])

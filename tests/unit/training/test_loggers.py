@@ -11,8 +11,8 @@ from nest_ssl.run_folder import RunFolder, read_rows
 from nest_ssl.training.loggers import Loggers, Progress, check_loggers
 
 
-def loggers(path: Path, *, enabled: bool = True, **options: bool) -> Loggers:
-    return Loggers(RunFolder(path), ExperimentConfig(create_tensorboard_logger=False, **options), enabled=enabled)
+def loggers(path: Path, *, enabled: bool = True) -> Loggers:
+    return Loggers(RunFolder(path), ExperimentConfig(create_tensorboard_logger=False), enabled=enabled)
 
 
 def test_a_run_that_fails_gives_the_terminal_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,5 +35,7 @@ def test_every_rank_knows_the_latest_values_and_only_the_first_writes_them(tmp_p
 
 def test_a_logger_that_is_not_installed_is_named_with_its_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"create_wandb_logger: wandb is not installed. pip install 'nest-ssl\[wandb\]'"):
+    with pytest.raises(
+        ValueError, match=r"create_wandb_logger: wandb is not installed. pip install 'nest-ssl\[wandb\]'"
+    ):
         check_loggers(ExperimentConfig(create_tensorboard_logger=False, create_wandb_logger=True))

@@ -13,16 +13,19 @@ from nest_ssl.config.training import NO_EFFECT, REFUSED
 from nest_ssl.training import Trainer
 from nest_ssl.training.parallel import device_for
 
-LIGHTNINGS = """
-accelerator strategy devices num_nodes precision logger callbacks fast_dev_run max_epochs min_epochs max_steps min_steps
-max_time limit_train_batches limit_val_batches limit_test_batches limit_predict_batches overfit_batches
-val_check_interval check_val_every_n_epoch num_sanity_val_steps log_every_n_steps enable_checkpointing
-enable_progress_bar enable_model_summary accumulate_grad_batches gradient_clip_val gradient_clip_algorithm deterministic
-benchmark inference_mode use_distributed_sampler profiler detect_anomaly barebones plugins sync_batchnorm
-reload_dataloaders_every_n_epochs default_root_dir enable_autolog_hparams model_registry
-""".split()
+LIGHTNINGS = [
+    *("accelerator", "strategy", "devices", "num_nodes", "precision", "logger", "callbacks", "fast_dev_run"),
+    *("max_epochs", "min_epochs", "max_steps", "min_steps", "max_time", "limit_train_batches", "limit_val_batches"),
+    *("limit_test_batches", "limit_predict_batches", "overfit_batches", "val_check_interval"),
+    *("check_val_every_n_epoch", "num_sanity_val_steps", "log_every_n_steps", "enable_checkpointing"),
+    *("enable_progress_bar", "enable_model_summary", "accumulate_grad_batches", "gradient_clip_val"),
+    *("gradient_clip_algorithm", "deterministic", "benchmark", "inference_mode", "use_distributed_sampler"),
+    *("profiler", "detect_anomaly", "barebones", "plugins", "sync_batchnorm", "reload_dataloaders_every_n_epochs"),
+    *("default_root_dir", "enable_autolog_hparams", "model_registry"),
+]
 """The parameters of Lightning 2.6's Trainer."""
 
+DDP = "lightning.pytorch.strategies.DDPStrategy"
 SET: dict[str, Any] = {
     "use_distributed_sampler": True,
     "limit_test_batches": 3,
@@ -106,7 +109,10 @@ def test_a_field_that_is_refused_names_the_way_out(name: str) -> None:
         ({"accelerator": "mps"}, "trainer.accelerator=mps: .*float64.* Use auto, cpu or gpu"),
         ({"accelerator": "tpu"}, "trainer.accelerator=tpu: not supported. Use auto, cpu or gpu"),
         ({"strategy": "deepspeed"}, "trainer.strategy=deepspeed: not supported. Use one of auto, .*nest_ssl.lightning"),
-        ({"strategy": {"_target_": "lightning.pytorch.strategies.DDPStrategy", "x": 1}}, "trainer.strategy.x: not supp"),
+        (
+            {"strategy": {"_target_": "lightning.pytorch.strategies.DDPStrategy", "x": 1}},
+            "trainer.strategy.x: not supp",
+        ),
         ({"strategy": {"_target_": "os.system"}}, "trainer.strategy._target_: 'os.system' is not a class"),
         ({"precision": 64}, "trainer.precision=64: not supported. Use 32, bf16 or 16"),
         ({"precision": "bf16-true"}, "would round the audio"),

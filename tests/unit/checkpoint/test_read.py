@@ -9,7 +9,7 @@ import torch
 from omegaconf import OmegaConf
 
 from nest_ssl import CheckpointError, load
-from nest_ssl.checkpoint.load import checkpoint_path
+from nest_ssl.checkpoint.read import checkpoint_path
 from tests.helpers import model_section, noise_batch, tiny_model
 
 
