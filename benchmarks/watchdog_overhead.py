@@ -24,12 +24,10 @@ from nest_ssl.config import compose
 from nest_ssl.freed_memory import keep_freed_memory
 from nest_ssl.training.stage_hooks import attach_stage_hooks
 from nest_ssl.watchdog.agent import BEAT_EVERY_S
-from nest_ssl.watchdog.beacon import Beacon
-from nest_ssl.watchdog.judge.limits import Limits
-from nest_ssl.watchdog.mark import RankMark, WorkerMark
+from nest_ssl.watchdog.beacon import Beacon, RankMark, WorkerMark
 from nest_ssl.watchdog.monitor import LOOK_EVERY_S
-from nest_ssl.watchdog.rows import local_rows
-from nest_ssl.watchdog.stages import Stage
+from nest_ssl.watchdog.rank import Stage
+from nest_ssl.watchdog.rows import Limits, local_rows
 
 NUM_CALLS = 200_000
 WHOLE_STEP = (Stage.DATA, Stage.TRANSFER, Stage.BACKWARD, Stage.OPTIMIZER)

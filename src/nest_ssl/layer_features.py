@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nest_ssl.audio import read_audio
-from nest_ssl.audio.mixing import Samples
+from nest_ssl.audio.signal import Samples
 from nest_ssl.checkpoint import load
 from nest_ssl.model import EncDecMaskedTokenPredModel
 from nest_ssl.modules import ConformerEncoder

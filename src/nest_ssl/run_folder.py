@@ -232,11 +232,20 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file, restval=""))
 
 
-def forget_after(path: Path, step: int) -> None:
-    """Remove the rows from `step` on: the run continues from there and will write them again."""
+def forget_after(path: Path, step: int, *, epoch_too: bool = False, validation_too: bool = False) -> None:
+    """Remove the rows from `step` on: the run continues from there and will write them again.
+
+    The rows of an epoch's means and of a validation carry the number of the step before; they go if the run will write
+    them again too.
+    """
     rows = read_rows(path)
     whole = rows if not rows or path.read_bytes().endswith(b"\n") else rows[:-1]  # a kill cut off the last line
-    kept = [row for row in whole if _is_before(row, step)]
+    repeated = [name for name, again in (("train_loss_epoch", epoch_too), ("val_loss", validation_too)) if again]
+    kept = [
+        row
+        for row in whole
+        if _is_before(row, step - 1) or (_is_before(row, step) and not any(row.get(name) for name in repeated))
+    ]
     if len(kept) < len(rows):
         _rewrite(path, read_columns(path), kept)
 

@@ -1,4 +1,4 @@
-"""What is refused before the first step: ranks that do not fit together, a taken port, a rank that never comes."""
+"""What is refused before the first step: ranks that do not match, a port in use, a rank that never joins."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from tests.faults.harness import Lab, check_named, check_nothing_left, keep_for_
 def test_row_11_unequal_batch_counts_are_refused(lab: Lab) -> None:
     run = lab.start("one_batch_short 1 0").wait()
     assert run.returncode == 1
-    told = said(
-        run, r"nest-ssl: rank \d: the ranks do not fit together[^\0]*train_ds.batches\n    rank 0: 3\n    rank 1: 2"
-    )
+    told = said(run, r"nest-ssl: rank \d: the ranks do not match[^\0]*train_ds.batches\n    rank 0: 3\n    rank 1: 2")
     keep_for_the_table(run, told)
     assert "Traceback" not in run.stderr
     assert not (run.run_dir / "metrics.csv").exists()

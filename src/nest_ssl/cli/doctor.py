@@ -11,8 +11,8 @@ from rich.table import Table
 
 from nest_ssl.cli.console import make_console, make_table
 from nest_ssl.config.compose import DEFAULT_CONFIG, compose
-from nest_ssl.watchdog.doctor import BAD, check_machine
-from nest_ssl.watchdog.report.explain import RunState, explain_run
+from nest_ssl.launch.machine_check import BAD, check_machine
+from nest_ssl.watchdog.report.status import RunState, explain_run
 
 REFRESH_S = 0.5
 

@@ -79,7 +79,7 @@ def extract(
         checkpoint, layers, aggregation.value, read_weights(weights, layers), device=device, precision=precision.value
     )
     start = time.monotonic()
-    with show_progress("extract", "utterances") as show, quiet("nest_ssl.data.manifest.manifest"):
+    with show_progress("extract", "utterances") as show, quiet("nest_ssl.data.manifest.read"):
         result = extract_features(extractor, source, output, options, show)
     print_result(output, result, time.monotonic() - start)
     if result.bad:

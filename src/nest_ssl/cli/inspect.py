@@ -64,7 +64,7 @@ def inspect(
     assert config.train_ds is not None
     sizes = batch_size or [config.train_ds.batch_size or DEFAULT_BATCH_SIZE]
     options = InspectOptions(batch_sizes=sizes, max_files=files, num_examples=examples, seed=seed)
-    with quiet("nest_ssl.data.manifest.manifest"):  # the tables show the same
+    with quiet("nest_ssl.data.manifest.read"):  # the tables show the same
         inspection = inspect_data(config, options)
     write_page(inspection, output)
     console = make_console()

@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from nest_ssl.cli.console import show_progress
-from nest_ssl.data.sources.shards import join_shard_manifests, write_shards
 from nest_ssl.prepare.ledger import Progress, bad_path
-from nest_ssl.prepare.prepare import Job, Split, count_entries, merge_jobs, part_path, prepare_manifest, split_manifest
+from nest_ssl.prepare.manifest import Job, Split, count_entries, merge_jobs, part_path, prepare_manifest, split_manifest
+from nest_ssl.prepare.shards import join_shard_manifests, write_shards
 
 
 class Check(StrEnum):

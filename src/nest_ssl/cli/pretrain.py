@@ -27,9 +27,9 @@ def pretrain(
     Exit codes: 0 finished, 75 ended but resumable, 1 needs a person.
     """
     from nest_ssl.config import compose
-    from nest_ssl.launch.exit_codes import FINISHED
     from nest_ssl.launch.ranks import as_rank_zero
     from nest_ssl.training.start import start
+    from nest_ssl.watchdog.rank import FINISHED
 
     with as_rank_zero():
         cfg = compose(config_name, overrides or [], config_path)

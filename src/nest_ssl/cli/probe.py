@@ -55,7 +55,7 @@ def probe(
     training = TrainingOptions(finetune=finetune, epochs=epochs, lr=lr, encoder_lr=encoder_lr)
     options = ProbeOptions(label, layers, chosen, snr, noise, labels_per_class, training, seed, task)
     unit = "utterances" if chosen == "linear" else "steps"
-    with show_progress("probe", unit) as show, quiet("nest_ssl.data.manifest.manifest"):
+    with show_progress("probe", unit) as show, quiet("nest_ssl.data.manifest.read"):
         result = run_probe(checkpoint, train, test, options, device=device, report=show)
     write_results(result, options, output, {"checkpoint": checkpoint, "train": train, "test": test})
     print_result(result, options.name)

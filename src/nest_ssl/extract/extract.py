@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from nest_ssl.audio import AudioError, read_audio
-from nest_ssl.audio.mixing import Samples
+from nest_ssl.audio.signal import Samples
 from nest_ssl.extract.files import Features, FeatureStore, open_store
 from nest_ssl.extract.inputs import Bad, Item, batches, list_items, measured, unique
 from nest_ssl.files import replace_text, replacing

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from nest_ssl.audio import AudioError, audio_info
+from nest_ssl.data.manifest.lines import is_tarred_manifest
 from nest_ssl.data.manifest.listing import NOT_AUDIO, Entry, list_entries
-from nest_ssl.data.manifest.paths import is_tarred_manifest
 
 AUDIO_SUFFIXES = frozenset({".wav", ".flac", ".ogg", ".opus", ".mp3", ".m4a", ".aac", ".aiff", ".au", ".sph", ".webm"})
 _LOOKED_AT_BYTES = 4096

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from nest_ssl.config import DatasetConfig, ModelConfig
 from nest_ssl.data import AudioNoiseBatch, BadFile
-from nest_ssl.data.batch.examples import needed, open_batches
+from nest_ssl.data.batch.collate import needed
+from nest_ssl.data.build import open_batches
 from nest_ssl.drawing.draw import band_centres_hz
 from nest_ssl.model import effective_sections
 from nest_ssl.modules import AudioToMelSpectrogramPreprocessor, RandomBlockMasking

@@ -13,9 +13,9 @@ import numpy as np
 
 from nest_ssl.config import DatasetConfig, ModelConfig, compose
 from nest_ssl.data import AudioNoiseDataset, BadDataError, open_manifests
-from nest_ssl.data.manifest.paths import split_paths
+from nest_ssl.data.build import open_sources
+from nest_ssl.data.manifest.read import split_paths
 from nest_ssl.data.sources.files import ManifestDataset
-from nest_ssl.data.sources.opening import open_sources
 from nest_ssl.inspect.examples import ExampleBatch, example_batches
 from nest_ssl.inspect.manifest import ManifestFacts, find, look_at
 from nest_ssl.inspect.padding import Batching, compare

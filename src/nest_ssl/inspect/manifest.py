@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from nest_ssl.audio import AudioError, AudioInfo, audio_info
 from nest_ssl.audio.read import MIN_SHARE
-from nest_ssl.data.manifest.manifest import Utterance
+from nest_ssl.data.manifest.read import Utterance
 from nest_ssl.data.sources.files import ManifestDataset
 from nest_ssl.drawing.draw import round_step
 

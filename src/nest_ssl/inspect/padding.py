@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from nest_ssl.config import DatasetConfig
 from nest_ssl.data import PlannedLoader, build_loader
-from nest_ssl.data.plan.plan import BatchSpec
+from nest_ssl.data.plan.batches import BatchSpec
 from nest_ssl.data.sources.files import PlannedBatches
 
 MAX_UTTERANCES = 100_000

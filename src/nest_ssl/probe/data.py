@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nest_ssl.audio import AudioError, read_audio
-from nest_ssl.audio.mixing import Samples, gain_for_ratio, power, repeat_to
+from nest_ssl.audio.signal import Samples, gain_for_ratio, power, repeat_to
 from nest_ssl.data import NoiseSource, Utterance, open_manifests
 from nest_ssl.plugins import probe_tasks
 

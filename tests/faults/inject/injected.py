@@ -155,7 +155,7 @@ def slow_rank(step: int) -> None:
 
 
 def in_the_loader(act: Callable[[], None]) -> Callable[[int], None]:
-    """In a loader process, at the `step`-th file that it reads."""
+    """In a DataLoader worker, at the `step`-th file that it reads."""
 
     def install_it(step: int) -> None:
         count = 0

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from nest_ssl.cli import main
 from nest_ssl.config import compose
-from nest_ssl.data.manifest.manifest import open_manifests
+from nest_ssl.data.manifest.read import open_manifests
 
 SMALL = ["--num-train", "2", "--num-val", "1", "--num-noise", "1", "--duration", "0.5", "--synthesizer", "formants"]
 

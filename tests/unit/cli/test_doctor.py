@@ -10,15 +10,12 @@ from typer.testing import CliRunner
 
 from nest_ssl.cli.main import app
 from nest_ssl.config import compose
-from nest_ssl.watchdog import doctor
-from nest_ssl.watchdog.beacon import Beacon, RankState
-from nest_ssl.watchdog.doctor import BAD, GOOD, Finding, check_machine
-from nest_ssl.watchdog.judge.limits import Limits
-from nest_ssl.watchdog.mark import RankMark, WorkerMark
-from nest_ssl.watchdog.report.explain import explain_run
-from nest_ssl.watchdog.rows import local_rows
-from nest_ssl.watchdog.stages import FIRST_LAYER, Stage
-from nest_ssl.watchdog.status import write_status
+from nest_ssl.launch import machine_check
+from nest_ssl.launch.machine_check import BAD, GOOD, Finding, check_machine
+from nest_ssl.watchdog.beacon import Beacon, RankMark, WorkerMark
+from nest_ssl.watchdog.rank import FIRST_LAYER, RankState, Stage
+from nest_ssl.watchdog.report.status import explain_run, write_status
+from nest_ssl.watchdog.rows import Limits, local_rows
 from tests.unit.watchdog.facts import monitor_settings
 
 
@@ -50,7 +47,7 @@ def test_a_rank_that_is_late_is_reported_before_anything_is_ended(run_dir: Path)
     status = json.loads(path.read_text())
     status["settings"]["floor_s"] = 1e-9
     path.write_text(json.dumps(status))
-    assert "longer in their stage than they may be: rank 0 in encoder layer 1" in explain_run(run_dir).verdict
+    assert "over the time limit of their stage: rank 0 in encoder layer 1" in explain_run(run_dir).verdict
 
 
 def test_a_dead_run_is_explained_by_its_last_words(run_dir: Path) -> None:
@@ -73,24 +70,24 @@ def test_a_finished_run_is_finished(run_dir: Path) -> None:
 
 
 def test_another_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no run folder"):
+    with pytest.raises(ValueError, match="not a run folder"):
         explain_run(tmp_path)
 
 
 def test_the_machine_is_checked_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_all_reduce", lambda: Finding(GOOD, "all_reduce", "left out"))
+    monkeypatch.setattr(machine_check, "_all_reduce", lambda: Finding(GOOD, "all_reduce", "left out"))
     names = [finding.name for finding in check_machine(compose())]
     for name in ("config", "versions", "shared memory", "open files", "port", "stacks", "all_reduce"):
         assert name in names
 
 
 def test_something_bad_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_all_reduce", lambda: Finding(BAD, "all_reduce", "two ranks did not finish"))
+    monkeypatch.setattr(machine_check, "_all_reduce", lambda: Finding(BAD, "all_reduce", "two ranks did not finish"))
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == 1
     assert "sync_max_audio_length" in result.output
 
 
 def test_two_ranks_meet_on_this_machine() -> None:
-    finding = doctor._all_reduce()
+    finding = machine_check._all_reduce()
     assert finding.state == GOOD, finding.what

@@ -13,9 +13,8 @@ sys.modules["torch._C._distributed_c10d"] = None  # type: ignore[assignment]
 
 from nest_ssl.launch.ranks import BEACON_VARIABLE, LAUNCHER_VARIABLE, from_environment
 from nest_ssl.watchdog.agent import RankAgent
-from nest_ssl.watchdog.beacon import Beacon, RankState
-from nest_ssl.watchdog.mark import WorkerMark
-from nest_ssl.watchdog.stages import Stage
+from nest_ssl.watchdog.beacon import Beacon, WorkerMark
+from nest_ssl.watchdog.rank import RankState, Stage
 from nest_ssl.watchdog.system import say
 
 STEPS = 40

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nest_ssl.audio.mixing import power
+from nest_ssl.audio.signal import power
 from nest_ssl.data import Utterance
 from nest_ssl.probe.data import (
     Example,

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from nest_ssl import load
-from nest_ssl.data.batch.examples import needed, open_batches
+from nest_ssl.data.batch.collate import needed
+from nest_ssl.data.build import open_batches
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
 from nest_ssl.report import examples as run_examples
 from nest_ssl.report.examples import TOP, examine

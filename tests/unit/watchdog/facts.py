@@ -6,11 +6,10 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from nest_ssl.watchdog.beacon import RankState
 from nest_ssl.watchdog.judge.flight import Collective, Flight
+from nest_ssl.watchdog.rank import RankState, Stage
+from nest_ssl.watchdog.report.status import Settings
 from nest_ssl.watchdog.rows import RankRow, WorkerRow
-from nest_ssl.watchdog.stages import Stage
-from nest_ssl.watchdog.status import Settings
 
 FLOOR_S = 3.0
 

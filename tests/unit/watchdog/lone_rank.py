@@ -10,9 +10,9 @@ import time
 from typing import Any
 
 from nest_ssl.launch.attach import attached
-from nest_ssl.launch.ranks import DEFAULT_PORT, RankFacts
+from nest_ssl.launch.ranks import DEFAULT_PORT
 from nest_ssl.watchdog.agent import RankAgent
-from nest_ssl.watchdog.beacon import RankState
+from nest_ssl.watchdog.rank import RankFacts, RankState
 from nest_ssl.watchdog.system import say
 
 LONG_S = 60.0

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nest_ssl.watchdog.report.explain import explain_run
-from nest_ssl.watchdog.system import say
+from nest_ssl.watchdog.report.status import explain_run
 from tests.unit.watchdog.facts import hear_all_signals
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals and /proc of Linux")
@@ -47,9 +46,9 @@ def check_nothing_is_left_but_its_last_word(run_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("saves", "moment", "why"),
     [
-        ("saves", "init", "nothing had to be saved before the first step"),
-        ("does-not-save", "init", "without saving, as set"),
-        ("does-not-save", "stuck-step", "without saving, as set"),
+        ("saves", "init", "nothing to save before the first step"),
+        ("does-not-save", "init", "without saving, as configured"),
+        ("does-not-save", "stuck-step", "without saving, as configured"),
     ],
 )
 def test_where_nothing_will_be_saved_the_run_ends_at_once(
@@ -65,7 +64,7 @@ def test_where_nothing_will_be_saved_the_run_ends_at_once(
 def test_a_run_that_trains_says_after_which_step_it_saves_and_does_so(tmp_path: Path, number: signal.Signals) -> None:
     process = start(tmp_path, "saves", "step")
     told = re.fullmatch(
-        rf"nest-ssl: {number.name}: saves after step (\d+) and leaves\nsaved after step (\d+)\n",
+        rf"nest-ssl: {number.name}: will save after step (\d+) and exit\nsaved after step (\d+)\n",
         ask_to_stop(process, number),
     )
     assert told is not None
@@ -78,8 +77,10 @@ def test_asked_twice_it_does_not_wait_for_the_step(tmp_path: Path) -> None:
     process = start(tmp_path, "saves", "stuck-step")
     process.send_signal(signal.SIGTERM)
     assert process.stderr is not None
-    assert process.stderr.readline() == "nest-ssl: SIGTERM: saves after step 1 and leaves\n"
-    assert ask_to_stop(process, signal.SIGTERM) == "nest-ssl: SIGTERM: stopped; asked twice, it did not wait to save\n"
+    assert process.stderr.readline() == "nest-ssl: SIGTERM: will save after step 1 and exit\n"
+    assert (
+        ask_to_stop(process, signal.SIGTERM) == "nest-ssl: SIGTERM: stopped; asked twice, so it did not wait to save\n"
+    )
     assert process.returncode == 75
     check_nothing_is_left_but_its_last_word(tmp_path)
 
@@ -89,14 +90,3 @@ def test_a_run_that_has_finished_stays_finished_whatever_comes_while_it_reports(
     assert ask_to_stop(process, signal.SIGINT) == "nest-ssl: SIGINT: stopped; the run had finished\n"
     assert process.returncode == 0
     assert explain_run(tmp_path).verdict == "finished"
-
-
-def test_a_signal_handler_is_heard_even_if_it_has_interrupted_another_print(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def refuse(*args: object, **options: object) -> None:
-        raise RuntimeError("reentrant call inside <_io.BufferedWriter name='<stderr>'>")
-
-    monkeypatch.setattr("builtins.print", refuse)
-    say("nest-ssl: SIGTERM: stopped")
-    assert capfd.readouterr().err == "nest-ssl: SIGTERM: stopped\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,8 +13,8 @@ import pytest
 
 from nest_ssl.watchdog.judge.blame import Verdict, judge_stalled
 from nest_ssl.watchdog.monitor import Monitor
+from nest_ssl.watchdog.rank import InitPart, Stage
 from nest_ssl.watchdog.rows import RankRow
-from nest_ssl.watchdog.stages import InitPart, Stage
 from tests.unit.watchdog.facts import FLOOR_S, calls, row
 
 LONG = [row(rank, Stage.VALIDATION, 3.9) for rank in (0, 1)]
@@ -75,3 +77,9 @@ def test_a_report_that_cannot_be_made_does_not_keep_the_job_from_being_ended(
     assert "no answer within 0.2 s" in said
     assert "division by zero" in said
     assert said.count("rank 1 died") == 2
+
+
+def test_the_monitor_needs_no_torch() -> None:
+    code = "import sys, nest_ssl.watchdog.monitor; print('torch' in sys.modules, 'hydra' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]
