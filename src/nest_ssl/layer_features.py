@@ -1,4 +1,4 @@
-"""Features of chosen layers of a pre-trained encoder, as NeMo numbers and lays them out.
+"""Features of chosen layers of a pre-trained encoder, numbered and laid out as in NeMo.
 
 B batch, N samples, M mel bands, T mel frames, L layers, D width, S encoder frames.
 """
@@ -27,11 +27,12 @@ Layers = str | int | Sequence[int]
 
 
 class FeatureExtractor:
-    """What layers of an encoder say about audio, in eval mode.
+    """Computes features of audio from layers of an encoder, in eval mode.
 
-    `FeatureExtractor("nest.nemo", layers="all")("speech.wav")` is a float32 tensor (L, D, S): layer 0 is the first
-    conformer layer, the last one the encoder's output, and S counts frames of 80 ms (for a subsampling of 8). With an
-    aggregation the layers become one: (L·D, S) for `cat`, (D, S) for `sum`, `mean` and `weighted`.
+    `FeatureExtractor("nest.nemo", layers="all")("speech.wav")` is a float32 tensor (L, D, S): layer
+    0 is the first conformer layer, the last one the encoder's output, and S counts frames of 80 ms
+    (for a subsampling of 8). With an aggregation the layers become one: (L·D, S) for `cat`, (D, S)
+    for `sum`, `mean` and `weighted`.
     """
 
     def __init__(
@@ -44,10 +45,10 @@ class FeatureExtractor:
         device: str | torch.device | None = None,
         precision: str = "auto",
     ) -> None:
-        """`checkpoint` is a file, a name of the hub, or a model, which stays as it is.
+        """`checkpoint` is a file, a name on the hub, or a model, which is not changed.
 
-        `weights` belong to `weighted`, one for each layer (equal ones by default). `device` is the GPU where there is
-        one; `precision` auto is bf16 on a GPU and fp32 on a CPU.
+        `weights` belong to `weighted`, one for each layer (equal ones by default). `device` is the
+        GPU where there is one; `precision` auto is bf16 on a GPU and fp32 on a CPU.
         """
         model = checkpoint if isinstance(checkpoint, EncDecMaskedTokenPredModel) else load(checkpoint)
         self.layers = parse_layers(layers, model.encoder.n_layers)
@@ -71,16 +72,16 @@ class FeatureExtractor:
         return mels_per_s / self.model.cfg.encoder.subsampling_factor
 
     def __call__(self, audio: str | Path | Samples | Tensor) -> Tensor:
-        """Features of one file, or of one waveform (N,) of the model's sample rate, on the CPU."""
+        """Return the features of one file, or of one waveform (N,) at the model's sample rate, on the CPU."""
         if isinstance(audio, (str, Path)):
             audio = read_audio(audio, sample_rate=self.sample_rate)
         return self.batch([audio])[0]
 
     @torch.inference_mode()
     def batch(self, waveforms: Sequence[Samples | Tensor], *, pin: bool = False) -> list[Tensor]:
-        """Features of each of several waveforms (N,), computed together, on the CPU; padding changes nothing.
+        """Return the features of several waveforms (N,), computed together, on the CPU; padding changes nothing.
 
-        From a GPU they come faster into page-locked memory (`pin`), of which a machine should not hold much.
+        Copies from a GPU are faster into pinned memory (`pin`); do not keep much of it.
         """
         samples_BN, length = pad_waveforms(waveforms, pin=self.device.type == "cuda")
         samples_BN = samples_BN.to(self.device, non_blocking=True)
@@ -98,7 +99,7 @@ class FeatureExtractor:
 
 
 def on_host(rows: list[Tensor]) -> list[Tensor]:
-    """Tensors of a GPU, each contiguous, in page-locked memory, which torch uses again for the next batch."""
+    """Copy tensors from a GPU to pinned memory, each contiguous; torch reuses the memory for the next batch."""
     buffer = torch.empty(sum(row.numel() for row in rows), dtype=rows[0].dtype, pin_memory=True)
     out = [part.view(row.shape) for part, row in zip(buffer.split([row.numel() for row in rows]), rows, strict=True)]
     for host, row in zip(out, rows, strict=True):
@@ -110,7 +111,7 @@ def on_host(rows: list[Tensor]) -> list[Tensor]:
 def layer_outputs(
     encoder: ConformerEncoder, mels_BMT: Tensor, length: Tensor, layers: Sequence[int]
 ) -> tuple[list[Tensor], Tensor]:
-    """(B, D, S) of each of `layers`, and the lengths. Layers above the highest one asked for are not computed."""
+    """Return (B, D, S) for each of `layers`, and the lengths. Layers above the highest one are not computed."""
     seen: dict[int, Tensor] = {}
     hooks = [
         encoder.layers[index].register_forward_hook(lambda _m, _i, out, index=index: seen.__setitem__(index, out))
@@ -127,7 +128,7 @@ def layer_outputs(
 
 
 def first_layers(encoder: ConformerEncoder, count: int) -> ConformerEncoder:
-    """An encoder of the first `count` layers of this one, sharing its weights, without its output projection."""
+    """Return an encoder of the first `count` layers of this one, sharing its weights, without its output projection."""
     short = copy.copy(encoder)
     short._modules = dict(encoder._modules)
     short.layers = encoder.layers[:count]
@@ -137,7 +138,7 @@ def first_layers(encoder: ConformerEncoder, count: int) -> ConformerEncoder:
 
 
 def aggregate(outputs: list[Tensor], how: str, weights: Sequence[float] | None = None) -> Tensor:
-    """(B, L, D, S) for `none`, (B, L·D, S) for `cat`, (B, D, S) for the others, of L tensors (B, D, S)."""
+    """Combine L tensors (B, D, S): (B, L, D, S) for `none`, (B, L·D, S) for `cat`, (B, D, S) for the others."""
     if how == "cat":
         return torch.cat(outputs, dim=1)
     stacked_BLDS = torch.stack(outputs, dim=1)
@@ -152,7 +153,7 @@ def aggregate(outputs: list[Tensor], how: str, weights: Sequence[float] | None =
 
 
 def parse_layers(layers: Layers, num_layers: int) -> list[int]:
-    """Numbers of layers from 'all', 'last', '0,5,11', a number or a sequence; -1 is the last."""
+    """Return layer numbers for 'all', 'last', '0,5,11', a number or a sequence; -1 is the last."""
     if layers == "all":
         return list(range(num_layers))
     if layers == "last":
@@ -177,7 +178,7 @@ def parse_layers(layers: Layers, num_layers: int) -> list[int]:
 def check_aggregation(
     aggregation: str, weights: Sequence[float] | None, num_layers: int
 ) -> tuple[str, list[float] | None]:
-    """The aggregation and, for `weighted`, as many weights as layers."""
+    """Return the aggregation and, for `weighted`, as many weights as layers."""
     if aggregation not in AGGREGATIONS:
         raise ValueError(f"aggregation: {aggregation!r} is not one of {', '.join(AGGREGATIONS)}.")
     if aggregation != "weighted":
@@ -191,7 +192,7 @@ def check_aggregation(
 
 
 def pad_waveforms(waveforms: Sequence[Samples | Tensor], *, pin: bool = False) -> tuple[Tensor, Tensor]:
-    """(B, N) float32, zero-padded, in page-locked memory if asked for, and the lengths."""
+    """Return (B, N) float32, zero-padded, in pinned memory if asked for, and the lengths."""
     rows = [np.asarray(waveform, dtype=np.float32) for waveform in waveforms]
     for row in rows:
         if row.ndim != 1 or row.size == 0:
@@ -204,7 +205,7 @@ def pad_waveforms(waveforms: Sequence[Samples | Tensor], *, pin: bool = False) -
 
 @contextlib.contextmanager
 def _computing_in(precision: str, device: torch.device) -> Iterator[None]:
-    """bf16 by autocast; fp32 means fp32: convolutions of a GPU would round to TF32 by default."""
+    """Use autocast for bf16; fp32 means fp32: convolutions on a GPU would round to TF32 by default."""
     with contextlib.ExitStack() as stack:
         if precision == "bf16":
             stack.enter_context(torch.autocast(device.type, dtype=torch.bfloat16))
