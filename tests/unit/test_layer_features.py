@@ -122,7 +122,7 @@ def test_layers_are_named_as_nemo_numbers_them(given: str | int | list[int], num
         ({"precision": "fp8"}, "'fp8' is not one of auto"),
     ],
 )
-def test_what_cannot_be_meant_is_one_clear_line(options: dict[str, object], words: str) -> None:
+def test_arguments_that_make_no_sense_are_one_clear_line(options: dict[str, object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         FeatureExtractor(tiny_model(), **options)  # type: ignore[arg-type]
 

@@ -9,7 +9,7 @@ import torch
 
 from nest_ssl.fast.as_built import may_be_skipped
 from nest_ssl.fast.graphs import Padding, obstacle_to_graphs, with_parameters
-from nest_ssl.training.stage_hooks import attach_stage_hooks
+from nest_ssl.training.watching import mark_stages
 from tests.helpers import NO_DROPOUT, noise_batch, tiny_model
 
 # With a start in every frame the mask does not depend on chance.
@@ -40,7 +40,7 @@ def test_hooks_and_synchronised_norms_prevent_graphs() -> None:
     assert "hook" in (obstacle_to_graphs(model) or "")
     handle.remove()
     model.encoder.layers[0].register_forward_hook(may_be_skipped(lambda *_: None))
-    attach_stage_hooks(model, lambda stage, part: None)
+    mark_stages(model, lambda stage, part: None)
     assert obstacle_to_graphs(model) is None
     assert "synchronised" in (obstacle_to_graphs(torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)) or "")
 
