@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from nest_ssl.data.manifest.manifest import Manifest, open_manifests
+from nest_ssl.data.manifest.read import Manifest, open_manifests
 
 NUM_READS = 100_000
 MB = 1e6

@@ -2,10 +2,10 @@
 
     python benchmarks/train_step.py --output benchmarks/results/train_step.json --plot docs/images/train_step.svg
 
-bf16 autocast, random audio, utterances of 70 to 100 % of the batch's length, the same padded batch for everybody.
-Median of the steps after a warm-up, synchronised. NeMo's row (its own model, its own yaml defaults) and transformers'
-(the encoder's forward and backward alone, compiled) say so where they cannot be imported. `--plot-from FILE` draws a
-result.
+bf16 autocast, random audio, utterances of 70 to 100 % of the batch's length, the same padded batch for all.
+Median of the steps after a warm-up, synchronised. The rows of NeMo (its own model, its own yaml defaults) and
+transformers (only the encoder's forward and backward, compiled) hold an error where the package is missing.
+`--plot-from FILE` draws a result.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from benchmarks.train_step_peers import nemo_model, nemo_step, parakeet_encoder
 from benchmarks.train_step_report import plot, table
 
 from nest_ssl import EncDecDenoiseMaskedTokenPredModel
-from nest_ssl.captured import CapturedLoss
 from nest_ssl.config.compose import compose
+from nest_ssl.fast.encoder import fused
+from nest_ssl.fast.engine import Batch, Objective, accelerate
 
 RATE = 16000
 SETTINGS = [("large", 8, 16), ("large", 32, 16), ("large", 64, 16), ("large", 128, 16), ("large", 8, 60)]
 STAGES = ("preprocessor", "quantizer", "mask_processor", "encoder", "decoder", "loss")
-Batch = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
 def random_batch(batch: int, seconds: float) -> Batch:
@@ -50,18 +50,17 @@ def random_batch(batch: int, seconds: float) -> Batch:
     return audio, length, noisy, length
 
 
-def our_model(size: str, compile_mode: str, budget: float | None = None) -> EncDecDenoiseMaskedTokenPredModel:
+def our_model(size: str) -> EncDecDenoiseMaskedTokenPredModel:
     torch.manual_seed(0)
-    cfg = compose(overrides=[f"size={size}"]).model
-    cfg.compile = compile_mode
-    cfg.activation_budget = cfg.activation_budget if budget is None else budget
-    return EncDecDenoiseMaskedTokenPredModel(cfg).cuda().train()
+    return EncDecDenoiseMaskedTokenPredModel(compose(overrides=[f"size={size}"]).model).cuda().train()
 
 
-def our_step(loss_of: Callable[..., Any], batch: Batch) -> Tensor:
-    with torch.autocast("cuda", torch.bfloat16):
-        loss: Tensor = loss_of(*batch).loss
-    return loss
+def our_training(objective: Objective, batch: Batch, optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+    def step() -> None:
+        objective.gradients(batch)
+        optimizer.step()
+
+    return step
 
 
 def adamw(model: nn.Module, *, fused: bool) -> torch.optim.Optimizer:
@@ -145,29 +144,32 @@ def measure(size: str, batch_size: int, seconds: float, peers: set[str], options
     def add(name: str, row: Callable[[], dict[str, Any]]) -> None:
         try:
             rows[name] = row()
-        except (torch.OutOfMemoryError, RuntimeError) as error:  # a row that fails says so; the others count
+        except (torch.OutOfMemoryError, RuntimeError) as error:  # the row holds the error; the others count
             rows[name] = {"error": " ".join(str(error).split())[:200]}
         torch.cuda.empty_cache()
         print(size, batch_size, seconds, name, json.dumps(rows[name]), flush=True)
 
-    def ours(compile_mode: str, graphs: bool, stages: bool, budget: float | None = None) -> dict[str, Any]:
-        model = our_model(size, compile_mode, budget)
+    def ours(
+        *, compile_mode: str = "auto", graphs: bool = True, stages: bool = False, budget: float | None = None
+    ) -> dict[str, Any]:
+        model = our_model(size)
         optimizer = adamw(model, fused=True)
-        loss_of = CapturedLoss(model) if graphs else model.masked_loss
-        step = training(lambda: our_step(loss_of, batch), optimizer)
-        row: dict[str, Any] = timed(step, options.steps, options.warm_up)
+        no_graphs = None if graphs else "measured without them"
+        settings: dict[str, Any] = {"compile": compile_mode, "activation_budget": budget, "autocast": torch.bfloat16}
+        objective = accelerate(model, **settings, no_graphs=no_graphs)
+        row: dict[str, Any] = timed(our_training(objective, batch, optimizer), options.steps, options.warm_up)
+        row["graphs"], row["runs"] = objective.num_graphs, objective.description
         if stages:
-            row["stages_ms"] = stage_times(model, training(lambda: our_step(model.masked_loss, batch), optimizer))
-        if isinstance(loss_of, CapturedLoss):
-            row["graphs"] = loss_of.num_graphs
+            objective = accelerate(model, **settings, no_graphs="stages are timed by hooks")
+            row["stages_ms"] = stage_times(model, our_training(objective, batch, optimizer))
         return row
 
     def our_encoder(*, graph: bool) -> dict[str, Any]:
-        model = our_model(size, "auto")
+        model = our_model(size)
         mels, length = model.preprocessor(input_signal=batch[0], length=batch[1])
 
         def step() -> None:
-            with torch.autocast("cuda", torch.bfloat16):
+            with torch.autocast("cuda", torch.bfloat16), fused(model.encoder, model.cfg.activation_budget):
                 encoded = model.encoder(audio_signal=mels, length=length)[0]
             encoded.float().square().mean().backward()
             model.zero_grad(set_to_none=True)
@@ -180,12 +182,12 @@ def measure(size: str, batch_size: int, seconds: float, peers: set[str], options
         return {**timed(replay, options.steps, options.warm_up), "peak_GB": peak_gb}
 
     if "ours" in peers:
-        add("nest-ssl", lambda: ours("auto", True, batch_size in options.stages_at))
-        add("nest-ssl, no graphs", lambda: ours("auto", False, False))
-        add("nest-ssl, compile off", lambda: ours("off", False, False))
+        add("nest-ssl", lambda: ours(stages=batch_size in options.stages_at))
+        add("nest-ssl, no graphs", lambda: ours(graphs=False))
+        add("nest-ssl, compile off", lambda: ours(compile_mode="off"))
     if "budget" in peers:
-        add("nest-ssl, activation_budget 1", lambda: ours("auto", True, False, 1.0))
-        add("nest-ssl, activation_budget 0.5", lambda: ours("auto", True, False, 0.5))
+        add("nest-ssl, activation_budget 1", lambda: ours(budget=1.0))
+        add("nest-ssl, activation_budget 0.5", lambda: ours(budget=0.5))
     if "encoder" in peers:
         add("encoder: nest-ssl", lambda: our_encoder(graph=True))
         add("encoder: nest-ssl, no graph", lambda: our_encoder(graph=False))
@@ -207,7 +209,7 @@ def nemo_row(size: str, batch: Batch, stages: bool, options: argparse.Namespace)
 
 
 def matrix_rate() -> float:
-    """TFLOP/s of a product of two 8192 × 8192 matrices of random bf16."""
+    """Return the TFLOP/s of a GEMM of two 8192 × 8192 matrices of random bf16."""
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     return 2 * 8192**3 / timed(lambda: a @ b, 10, 3)["ms"] / 1e9
 
@@ -249,7 +251,7 @@ def main() -> None:
         print(table(result))
         plot(result, options.plot or options.plot_from.with_suffix(".svg"))
         return
-    logging.basicConfig(level=logging.INFO, format="%(message)s")  # the fast path says here what it cannot do
+    logging.basicConfig(level=logging.INFO, format="%(message)s")  # the engine logs what it decided
     settings = options.setting or [":".join(map(str, setting)) for setting in SETTINGS]
     result = {**facts(), "matrix_TFLOPs": matrix_rate(), "settings": []}
     for setting in settings:

@@ -1,4 +1,4 @@
-"""What being watched costs: a mark, a file, a training step with and without the hooks, and the monitor's own time.
+"""The cost of the watchdog: a mark, a file, a training step with and without hooks, and the monitor's own time.
 
 python benchmarks/watchdog_overhead.py --output benchmarks/results/watchdog_overhead.json
 """
@@ -24,12 +24,10 @@ from nest_ssl.config import compose
 from nest_ssl.freed_memory import keep_freed_memory
 from nest_ssl.training.stage_hooks import attach_stage_hooks
 from nest_ssl.watchdog.agent import BEAT_EVERY_S
-from nest_ssl.watchdog.beacon import Beacon
-from nest_ssl.watchdog.judge.limits import Limits
-from nest_ssl.watchdog.mark import RankMark, WorkerMark
+from nest_ssl.watchdog.beacon import Beacon, RankMark, WorkerMark
 from nest_ssl.watchdog.monitor import LOOK_EVERY_S
-from nest_ssl.watchdog.rows import local_rows
-from nest_ssl.watchdog.stages import Stage
+from nest_ssl.watchdog.rank import Stage
+from nest_ssl.watchdog.rows import Limits, local_rows
 
 NUM_CALLS = 200_000
 WHOLE_STEP = (Stage.DATA, Stage.TRANSFER, Stage.BACKWARD, Stage.OPTIMIZER)
@@ -43,7 +41,7 @@ def per_call_us(act: Callable[[], Any], calls: int = NUM_CALLS) -> float:
 
 
 def make_step(size: str, batch: int, seconds: float, device: torch.device) -> tuple[Any, Callable[[], None]]:
-    """A model and one training step of it, without data and optimizer."""
+    """Return a model and one training step of it, without data and optimizer."""
     cfg = compose(overrides=[f"size={size}"]).model
     model = EncDecDenoiseMaskedTokenPredModel(cfg).to(device).train()
     audio = torch.randn(batch, int(seconds * cfg.sample_rate), device=device)
@@ -58,14 +56,14 @@ def make_step(size: str, batch: int, seconds: float, device: torch.device) -> tu
 
 
 def compare_steps(size: str, batch: int, seconds: float, rounds: int, mark: RankMark) -> dict[str, float]:
-    """Medians of steps with and without hooks, taken in turn so that both see the same machine.
+    """Return medians of steps with and without hooks, measured alternately so that both see the same machine.
 
-    On a CPU by the time of one thread, which others on the machine do not lengthen.
+    On a CPU this measures the time of one thread, which other load on the machine does not lengthen.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     clock = time.perf_counter if device.type == "cuda" else time.process_time
     torch.set_num_threads(1)
-    keep_freed_memory()  # as in training; the system's page faults would drown what is measured
+    keep_freed_memory()  # as in training; page faults would otherwise drown the measurement
     model, step = make_step(size, batch, seconds, device)
     times_ms: dict[bool, list[float]] = {True: [], False: []}
     for number in range(2 * rounds + 2):
@@ -90,7 +88,7 @@ def compare_steps(size: str, batch: int, seconds: float, rounds: int, mark: Rank
         "watched_step_ms": statistics.median(times_ms[True]),
         "marks_per_step": num_marks,
         "share_of_step_measured": statistics.median(more_ms) / step_ms,
-        # Of a median of n values: 1.25 standard deviations / √n, taken from the quartiles.
+        # The standard error of a median of n values is 1.25 standard deviations / √n; here from the quartiles.
         "standard_error_of_that": 1.25 * (quarters[2] - quarters[0]) / 1.35 / rounds**0.5 / step_ms,
     }
 

@@ -1,10 +1,9 @@
-"""Files that appear whole or not at all."""
+"""Files that appear complete or not at all. Whatever writes a whole file does it through this module."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -12,28 +11,37 @@ from typing import IO
 
 @contextlib.contextmanager
 def replacing(path: str | Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
-    """A file to write that takes the place of `path` at the end: a temporary one beside it, synced, then renamed.
+    """Open a file that replaces `path` at the end: a temporary file next to it, synced, then renamed.
 
-    Whatever goes wrong before that, a kill included, leaves `path` as it was. Without `sync` that holds for all but a
-    power cut: for many small files that are easily made again.
+    Whatever goes wrong before that, even a kill, leaves `path` as it was. Without `sync` this holds except for a power
+    cut: for many small files that are easily made again. A pipe or a device (/dev/stdout) is written to directly.
     """
     path = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    if path.exists() and not path.is_file():
+        with path.open("wb") as file:
+            yield file
+        return
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:  # permissions follow the user's umask
             yield file
             file.flush()
             if sync:
                 os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp's files are their owner's alone
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
+def replace_text(path: str | Path, text: str, *, sync: bool = True) -> None:
+    """Write `text` as the whole content of `path`, in UTF-8."""
+    with replacing(path, sync=sync) as file:
+        file.write(text.encode())
+
+
 def give_second_name(path: Path, second: Path) -> bool:
-    """Make `second` another name of the file `path`, in one moment; false, and nothing done, where that cannot be."""
+    """Make `second` another name for the file `path`, atomically. False, with nothing changed: it is impossible."""
     temporary = second.with_name(f".{second.name}.{os.getpid()}.tmp")
     try:
         temporary.unlink(missing_ok=True)
@@ -42,5 +50,5 @@ def give_second_name(path: Path, second: Path) -> bool:
     except OSError:
         return False
     finally:
-        temporary.unlink(missing_ok=True)  # still there, too, if `second` was that file already
+        temporary.unlink(missing_ok=True)  # renaming does nothing if both names belong to the same file already
     return True

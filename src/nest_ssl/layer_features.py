@@ -1,4 +1,4 @@
-"""Features of chosen layers of a pre-trained encoder, as NeMo numbers and lays them out.
+"""Features from chosen layers of a pre-trained encoder, numbered and laid out as in NeMo.
 
 B batch, N samples, M mel bands, T mel frames, L layers, D width, S encoder frames.
 """
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nest_ssl.audio import read_audio
-from nest_ssl.audio.mixing import Samples
+from nest_ssl.audio.signal import Samples
 from nest_ssl.checkpoint import load
 from nest_ssl.model import EncDecMaskedTokenPredModel
 from nest_ssl.modules import ConformerEncoder
@@ -27,11 +27,11 @@ Layers = str | int | Sequence[int]
 
 
 class FeatureExtractor:
-    """What layers of an encoder say about audio, in eval mode.
+    """Computes the features of chosen encoder layers, in eval mode.
 
     `FeatureExtractor("nest.nemo", layers="all")("speech.wav")` is a float32 tensor (L, D, S): layer 0 is the first
-    conformer layer, the last one the encoder's output, and S counts frames of 80 ms (for a subsampling of 8). With an
-    aggregation the layers become one: (L·D, S) for `cat`, (D, S) for `sum`, `mean` and `weighted`.
+    conformer layer, the last one is the encoder's output, and S counts frames of 80 ms (with a subsampling factor of
+    8). An aggregation combines the layers into one: (L·D, S) for `cat`, (D, S) for `sum`, `mean` and `weighted`.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class FeatureExtractor:
         device: str | torch.device | None = None,
         precision: str = "auto",
     ) -> None:
-        """`checkpoint` is a file, a name of the hub, or a model, which stays as it is.
+        """`checkpoint` is a file, a name on the hub, or a model, which is not modified.
 
-        `weights` belong to `weighted`, one for each layer (equal ones by default). `device` is the GPU where there is
-        one; `precision` auto is bf16 on a GPU and fp32 on a CPU.
+        `weights` are for `weighted`, one per layer (equal by default). `device` is a GPU by default if there is one;
+        `precision` auto means bf16 on a GPU and fp32 on a CPU.
         """
         model = checkpoint if isinstance(checkpoint, EncDecMaskedTokenPredModel) else load(checkpoint)
         self.layers = parse_layers(layers, model.encoder.n_layers)
@@ -71,16 +71,16 @@ class FeatureExtractor:
         return mels_per_s / self.model.cfg.encoder.subsampling_factor
 
     def __call__(self, audio: str | Path | Samples | Tensor) -> Tensor:
-        """Features of one file, or of one waveform (N,) of the model's sample rate, on the CPU."""
+        """Features of one file, or of one waveform (N,) at the model's sample rate, on the CPU."""
         if isinstance(audio, (str, Path)):
             audio = read_audio(audio, sample_rate=self.sample_rate)
         return self.batch([audio])[0]
 
     @torch.inference_mode()
     def batch(self, waveforms: Sequence[Samples | Tensor], *, pin: bool = False) -> list[Tensor]:
-        """Features of each of several waveforms (N,), computed together, on the CPU; padding changes nothing.
+        """Features of several waveforms (N,), computed together, on the CPU; padding does not change them.
 
-        From a GPU they come faster into page-locked memory (`pin`), of which a machine should not hold much.
+        Copies from a GPU are faster into pinned memory (`pin`), of which a machine should not use much.
         """
         samples_BN, length = pad_waveforms(waveforms, pin=self.device.type == "cuda")
         samples_BN = samples_BN.to(self.device, non_blocking=True)
@@ -90,7 +90,7 @@ class FeatureExtractor:
 
     @torch.inference_mode()
     def tensors(self, samples_BN: Tensor, length: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, L, D, S) features, (B, D, S) aggregated, and their lengths, on the device."""
+        """Features (B, L, D, S), aggregated (B, D, S), and their lengths, on the device."""
         with _computing_in(self.precision, self.device):
             mels_BMT, num_mels = self.model.preprocessor(input_signal=samples_BN, length=length)
             outputs, num_frames = layer_outputs(self.model.encoder, mels_BMT, num_mels, self.layers)
@@ -98,7 +98,7 @@ class FeatureExtractor:
 
 
 def on_host(rows: list[Tensor]) -> list[Tensor]:
-    """Tensors of a GPU, each contiguous, in page-locked memory, which torch uses again for the next batch."""
+    """Copy tensors from a GPU, each contiguous, into pinned memory, which torch reuses for the next batch."""
     buffer = torch.empty(sum(row.numel() for row in rows), dtype=rows[0].dtype, pin_memory=True)
     out = [part.view(row.shape) for part, row in zip(buffer.split([row.numel() for row in rows]), rows, strict=True)]
     for host, row in zip(out, rows, strict=True):
@@ -110,7 +110,7 @@ def on_host(rows: list[Tensor]) -> list[Tensor]:
 def layer_outputs(
     encoder: ConformerEncoder, mels_BMT: Tensor, length: Tensor, layers: Sequence[int]
 ) -> tuple[list[Tensor], Tensor]:
-    """(B, D, S) of each of `layers`, and the lengths. Layers above the highest one asked for are not computed."""
+    """The outputs (B, D, S) of `layers`, and the lengths. Layers above the highest of them are not computed."""
     seen: dict[int, Tensor] = {}
     hooks = [
         encoder.layers[index].register_forward_hook(lambda _m, _i, out, index=index: seen.__setitem__(index, out))
@@ -121,24 +121,23 @@ def layer_outputs(
     finally:
         for hook in hooks:
             hook.remove()
-    # A projected encoder (feat_out) projects every layer it shows, as NeMo's does.
+    # An encoder with a projection (feat_out) projects every layer it returns, as in NeMo.
     project = encoder.out_proj if encoder.out_proj is not None else torch.nn.Identity()
     return [project(seen[index]).transpose(1, 2) for index in layers], length
 
 
 def first_layers(encoder: ConformerEncoder, count: int) -> ConformerEncoder:
-    """An encoder of the first `count` layers of this one, sharing its weights, without its output projection."""
+    """The first `count` layers of this encoder, with shared weights and without its output projection."""
     short = copy.copy(encoder)
     short._modules = dict(encoder._modules)
     short.layers = encoder.layers[:count]
     short.layer_drop_probs = encoder.layer_drop_probs[:count]
     short.out_proj = None
-    short.compile_mode = "off"  # compiled training calls no layer by itself, so that no hook would see it
     return short
 
 
 def aggregate(outputs: list[Tensor], how: str, weights: Sequence[float] | None = None) -> Tensor:
-    """(B, L, D, S) for `none`, (B, L·D, S) for `cat`, (B, D, S) for the others, of L tensors (B, D, S)."""
+    """Combine L tensors (B, D, S): (B, L, D, S) for `none`, (B, L·D, S) for `cat`, otherwise (B, D, S)."""
     if how == "cat":
         return torch.cat(outputs, dim=1)
     stacked_BLDS = torch.stack(outputs, dim=1)
@@ -153,7 +152,7 @@ def aggregate(outputs: list[Tensor], how: str, weights: Sequence[float] | None =
 
 
 def parse_layers(layers: Layers, num_layers: int) -> list[int]:
-    """Numbers of layers from 'all', 'last', '0,5,11', a number or a sequence; -1 is the last."""
+    """Layer numbers from 'all', 'last', '0,5,11', a number or a sequence; -1 is the last layer."""
     if layers == "all":
         return list(range(num_layers))
     if layers == "last":
@@ -178,7 +177,7 @@ def parse_layers(layers: Layers, num_layers: int) -> list[int]:
 def check_aggregation(
     aggregation: str, weights: Sequence[float] | None, num_layers: int
 ) -> tuple[str, list[float] | None]:
-    """The aggregation and, for `weighted`, as many weights as layers."""
+    """Check both; return the aggregation and, for `weighted`, one weight per layer."""
     if aggregation not in AGGREGATIONS:
         raise ValueError(f"aggregation: {aggregation!r} is not one of {', '.join(AGGREGATIONS)}.")
     if aggregation != "weighted":
@@ -192,20 +191,20 @@ def check_aggregation(
 
 
 def pad_waveforms(waveforms: Sequence[Samples | Tensor], *, pin: bool = False) -> tuple[Tensor, Tensor]:
-    """(B, N) float32, zero-padded, in page-locked memory if asked for, and the lengths."""
+    """Zero-padded samples (B, N) in float32, in pinned memory if asked for, and the lengths."""
     rows = [np.asarray(waveform, dtype=np.float32) for waveform in waveforms]
     for row in rows:
         if row.ndim != 1 or row.size == 0:
-            raise ValueError(f"a waveform has shape {row.shape}; expected (samples,) with samples in it.")
+            raise ValueError(f"a waveform has shape {row.shape}; expected (samples,) with at least one sample.")
     samples_BN = torch.empty(len(rows), max(row.size for row in rows), pin_memory=pin)
-    for padded, row in zip(samples_BN.numpy(), rows, strict=True):  # torch would wake all cores for each row
+    for padded, row in zip(samples_BN.numpy(), rows, strict=True):  # torch would start all its threads per row
         padded[: row.size], padded[row.size :] = row, 0
     return samples_BN, torch.tensor([row.size for row in rows])
 
 
 @contextlib.contextmanager
 def _computing_in(precision: str, device: torch.device) -> Iterator[None]:
-    """bf16 by autocast; fp32 means fp32: convolutions of a GPU would round to TF32 by default."""
+    """Use bf16 by autocast, or true fp32: by default a GPU would compute convolutions in TF32."""
     with contextlib.ExitStack() as stack:
         if precision == "bf16":
             stack.enter_context(torch.autocast(device.type, dtype=torch.bfloat16))

@@ -1,7 +1,7 @@
 """`.nemo` files: a tar of `model_config.yaml` and `model_weights.ckpt`, read without trusting it.
 
-Nothing is unpacked to disk, no name in the file is imported, weights are tensors and nothing else, and sizes are
-bounded before anything is read.
+Nothing is unpacked to disk, no name in the file is imported, weights can only be tensors, and sizes are checked before
+anything is read.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from nest_ssl.files import replacing
 
 CONFIG_NAME, WEIGHTS_NAME = "model_config.yaml", "model_weights.ckpt"
 
-MAX_CONFIG_BYTES = 2**20  # NeMo's have 6 to 60 KB; yaml reads 170 KB a second
+MAX_CONFIG_BYTES = 2**20  # NeMo's have 6 to 60 KB; yaml parses 170 KB per second
 MAX_WEIGHTS_BYTES = 64 * 2**30
-MAX_EXPANSION = 200  # a compressed archive that grows more than this is a bomb: float32 weights shrink by a tenth
+MAX_EXPANSION = 200  # more is a zip bomb: compression shrinks float32 weights by a tenth
 MAX_MEMBERS = 10_000
 
 
@@ -42,7 +42,7 @@ class CheckpointError(ValueError):
 
 @dataclass
 class NemoFile:
-    """What a `.nemo` file holds."""
+    """The contents of a `.nemo` file."""
 
     config: dict[str, Any]
     """The model section, as saved."""
@@ -50,7 +50,7 @@ class NemoFile:
 
 
 def read_nemo(path: str | Path, map_location: Any = "cpu") -> NemoFile:
-    """Configuration and weights of the `.nemo` file (tar or tar.gz) at `path`."""
+    """Read configuration and weights from a `.nemo` file (tar or tar.gz)."""
     path = Path(path)
     check_is_file(path)
     with (
@@ -60,14 +60,14 @@ def read_nemo(path: str | Path, map_location: Any = "cpu") -> NemoFile:
         members = _checked_members(path, archive)
         for name in (CONFIG_NAME, WEIGHTS_NAME):
             if name not in members:
-                raise CheckpointError(f"{path}: not a .nemo file of a model: it holds no {name}.")
+                raise CheckpointError(f"{path}: not a .nemo file of a model: it has no {name}.")
         config = _read_config(path, archive, members[CONFIG_NAME])
         weights = _read_weights(path, archive, members[WEIGHTS_NAME], map_location)
     return NemoFile(config, weights)
 
 
 def write_nemo(path: str | Path, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
-    """Write a `.nemo` file, whole or not at all."""
+    """Write a `.nemo` file, complete or not at all."""
     path = Path(path)
     buffer = io.BytesIO()
     torch.save({name: tensor.detach().cpu() for name, tensor in weights.items()}, buffer)
@@ -81,7 +81,7 @@ def write_nemo(path: str | Path, config: Mapping[str, Any], weights: Mapping[str
 
 
 def nemo_config(cfg: ModelConfig, class_name: str) -> dict[str, Any]:
-    """`cfg` as NeMo writes it: its `_target_` names, and the sections that its base classes ask for."""
+    """`cfg` as NeMo writes it: with its `_target_` names, and the sections that its base classes require."""
     config = dataclasses.asdict(cfg)
     modules = {
         "preprocessor": "AudioToMelSpectrogramPreprocessor",
@@ -93,11 +93,11 @@ def nemo_config(cfg: ModelConfig, class_name: str) -> dict[str, Any]:
     }
     for section, name in modules.items():
         config[section] = {"_target_": nemo_target(name), **config[section]}
-    for key in ("compile", "activation_budget"):  # of the machine, not of the model; NeMo has no such keys
+    for key in ("compile", "activation_budget"):  # about the machine, not the model; NeMo does not know these keys
         del config[key]
     config["optim"] = cfg.optim.as_nemo_writes_it()
     if cfg.mask_position == "post_conv":
-        config["quantizer"]["combine_time_steps"] = 1  # NeMo adjusts the other values of post_conv by itself
+        config["quantizer"]["combine_time_steps"] = 1  # NeMo adjusts the other values for post_conv itself
     config["spec_augment"] = {"_target_": nemo_target("SpectrogramAugmentation"), "freq_masks": 0, "time_masks": 0}
     config["target"] = nemo_target(class_name).replace(".models.", ".models.ssl_models.")
     config["nest_ssl_version"] = __version__
@@ -105,7 +105,7 @@ def nemo_config(cfg: ModelConfig, class_name: str) -> dict[str, Any]:
 
 
 def check_is_file(path: Path) -> None:
-    """A regular file: reading a pipe would wait for a writer, and a device has no end."""
+    """Refuse everything but regular files: a pipe would block, and a device has no end."""
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
@@ -113,30 +113,30 @@ def check_is_file(path: Path) -> None:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be opened: {one_line(error)}.") from error
     if not stat.S_ISREG(mode):
-        raise CheckpointError(f"{path}: is {'a folder' if stat.S_ISDIR(mode) else 'no regular file'}.")
+        raise CheckpointError(f"{path}: is {'a folder' if stat.S_ISDIR(mode) else 'not a regular file'}.")
 
 
 def check_weights(weights: object, where: str) -> dict[str, Tensor]:
-    """`weights` as a mapping of names to ordinary tensors, or an error."""
+    """Return `weights` if they are a mapping of names to ordinary tensors; otherwise raise."""
     if not isinstance(weights, dict) or not weights:
         raise CheckpointError(f"{where} is not a mapping of names to tensors.")
     for name, value in weights.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
             raise CheckpointError(f"{where} is not a mapping of names to tensors: '{name}'.")
         if value.layout != torch.strided or value.is_quantized or value.is_complex() or value.is_meta:
-            raise CheckpointError(f"{where} holds '{name}', a tensor that is not dense, real and stored.")
+            raise CheckpointError(f"{where} contains '{name}', which is not a dense, real tensor with data.")
     return dict(weights)
 
 
 def one_line(error: BaseException, most: int = 300) -> str:
-    """The words of an error without line breaks, or its kind if it has none."""
+    """The message of an error on one line, or its type if it has no message."""
     if isinstance(error, EOFError):
         return "it ends too early"
     return " ".join(str(error).split())[:most] or type(error).__name__
 
 
 def read_weights(file: IO[bytes], name: str, map_location: Any = "cpu") -> Any:
-    """`torch.load` of tensors and plain containers only, after a look at what its zip would unpack to."""
+    """`torch.load` for tensors and plain containers only, after checking how large its zip would unpack."""
     if zipfile.is_zipfile(file):
         with zipfile.ZipFile(file) as archive:
             unpacked = sum(entry.file_size for entry in archive.infolist())
@@ -148,22 +148,22 @@ def read_weights(file: IO[bytes], name: str, map_location: Any = "cpu") -> Any:
 
 
 def _checked_members(path: Path, archive: tarfile.TarFile) -> dict[str, tarfile.TarInfo]:
-    """The regular files of the archive by name, once every name and size has been looked at."""
+    """The regular files in the archive by name, after checking every name and size."""
     members: dict[str, tarfile.TarInfo] = {}
     file_bytes, total = path.stat().st_size, 0
     for count, member in enumerate(archive, start=1):
         if count > MAX_MEMBERS:
-            raise CheckpointError(f"{path}: holds more than {MAX_MEMBERS:,} members; refused.")
+            raise CheckpointError(f"{path}: contains more than {MAX_MEMBERS:,} members; refused.")
         name = PurePosixPath(member.name)
         if name.is_absolute() or ".." in name.parts or "\\" in member.name:
-            raise CheckpointError(f"{path}: holds '{member.name}', a path outside its folder; refused.")
+            raise CheckpointError(f"{path}: contains '{member.name}', a path outside its folder; refused.")
         if not (member.isreg() or member.isdir()):
-            raise CheckpointError(f"{path}: holds '{member.name}', which is neither a file nor a folder; refused.")
+            raise CheckpointError(f"{path}: contains '{member.name}', which is neither a file nor a folder; refused.")
         total += member.size
         if total > MAX_WEIGHTS_BYTES or total > MAX_EXPANSION * file_bytes:
             raise CheckpointError(f"{path}: would unpack to {total:,} bytes or more from {file_bytes:,}; refused.")
         if str(name) in members:
-            raise CheckpointError(f"{path}: holds '{name}' twice; refused.")
+            raise CheckpointError(f"{path}: contains '{name}' twice; refused.")
         members[str(name)] = member
     return {name: member for name, member in members.items() if member.isreg()}
 
@@ -181,12 +181,12 @@ def _read_config(path: Path, archive: tarfile.TarFile, member: tarfile.TarInfo) 
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date such as 2001-99-99
         raise CheckpointError(f"{path}: its {CONFIG_NAME} is not valid yaml: {one_line(error)}") from error
     if not isinstance(config, dict):
-        raise CheckpointError(f"{path}: its {CONFIG_NAME} holds no mapping of keys.")
+        raise CheckpointError(f"{path}: its {CONFIG_NAME} is not a mapping.")
     return config
 
 
 class _NoAliasLoader(yaml.SafeLoader):
-    """yaml without aliases, which can make a small file expand without end; configs have none."""
+    """yaml without aliases: they can make a small file expand without limit, and configurations have none."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
@@ -199,7 +199,7 @@ def _read_weights(
 ) -> dict[str, Tensor]:
     file = archive.extractfile(member)
     assert file is not None
-    # Seeking in a compressed stream starts over each time: hold it in memory instead.
+    # Each seek in a compressed stream starts from the beginning: keep it in memory instead.
     seekable: IO[bytes] = io.BytesIO(file.read()) if _is_gzip(path) else file
     try:
         weights = read_weights(seekable, f"{path}: its {WEIGHTS_NAME}", map_location)
@@ -217,7 +217,7 @@ def _is_gzip(path: Path) -> bool:
 
 @contextlib.contextmanager
 def _as_checkpoint_errors(path: Path, what: str) -> Iterator[None]:
-    """One clear error that names the file, for whatever goes wrong in reading it."""
+    """Turn whatever goes wrong while reading into one clear error that names the file."""
     try:
         yield
     except CheckpointError:

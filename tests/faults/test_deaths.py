@@ -57,7 +57,7 @@ def test_row_8_a_killed_loader_process(lab: Lab) -> None:
     incident = check_named(run, ranks=[1], stage="data", within_s=6)
     assert incident["file"].endswith(".wav")
     assert "shared memory" in incident["cause"]
-    assert "loader process 0" in incident["cause"]
+    assert "DataLoader worker 0" in incident["cause"]
 
 
 @pytest.mark.faults
@@ -99,11 +99,11 @@ def test_row_18_killed_while_saving(lab: Lab, whole: Path) -> None:
 def test_row_22_a_killed_launcher_takes_everything_with_it(lab: Lab) -> None:
     run = lab.start(more=("trainer.max_steps=100000", "model.train_ds.num_workers=1"))
     run.wait_for_step(1)
-    assert len(run.survivors()) >= 6  # launcher, monitor, two ranks, two loader processes
+    assert len(run.survivors()) >= 6  # launcher, monitor, two ranks, two workers
     run.process.kill()
     run.process.wait()
     check_nothing_left(run, within_s=2.0)
-    keep_for_the_table(run, "nothing: ranks, loader processes and monitor die with it within 2 s")
+    keep_for_the_table(run, "nothing: ranks, workers and monitor die with it within 2 s")
 
 
 @pytest.mark.faults
@@ -113,7 +113,7 @@ def test_row_23_a_killed_monitor_is_a_warning(lab: Lab, whole: Path) -> None:
     os.kill(run.status()["monitor_pid"], signal.SIGKILL)
     run.wait()
     assert run.returncode == 0, run.stderr[-4000:]
-    keep_for_the_table(run, said(run, ".*the monitor was killed; training goes on.*"))
+    keep_for_the_table(run, said(run, ".*the monitor was killed; training continues.*"))
     check_same_losses(run, whole)
 
 
@@ -128,7 +128,7 @@ def test_row_21_preemption_saves_at_an_agreed_step(lab: Lab) -> None:
     assert not run.incidents()
     check_nothing_left(run)
     saved = torch.load(run.run_dir / "checkpoints" / "last.ckpt", map_location="meta", weights_only=True)
-    told = said(run, rf"nest-ssl: SIGTERM: all ranks save after step {saved['global_step']} and leave")
+    told = said(run, rf"nest-ssl: SIGTERM: all ranks will save after step {saved['global_step']} and exit")
     keep_for_the_table(run, told, run.ended_at - asked)
 
 
@@ -159,7 +159,7 @@ def test_row_21_every_process_is_asked_and_loader_processes_let_the_rank_save(la
     run.wait()
     assert run.returncode == 75, run.stderr[-4000:]
     assert not run.incidents()
-    said(run, r"nest-ssl: SIGTERM: all ranks save after step \d+ and leave")
+    said(run, r"nest-ssl: SIGTERM: all ranks will save after step \d+ and exit")
     check_nothing_left(run)
     resumed = lab.start(more=("model.train_ds.num_workers=1",)).wait()
     assert resumed.returncode == 0, resumed.stderr[-4000:]
@@ -175,7 +175,7 @@ def test_row_21_a_run_of_one_rank_saves_and_resumes_too(lab: Lab, number: signal
     run.wait()
     assert run.returncode == 75, run.stderr[-4000:]
     saved = torch.load(run.run_dir / "checkpoints" / "last.ckpt", map_location="meta", weights_only=True)
-    said(run, rf"nest-ssl: {number.name}: saves after step {saved['global_step']} and leaves")
+    said(run, rf"nest-ssl: {number.name}: will save after step {saved['global_step']} and exit")
     assert f"saved and stopped after step {saved['global_step']}" in run.stderr
     check_nothing_left(run)
     resumed = lab.start(ranks=1).wait()
@@ -188,7 +188,7 @@ def test_row_21_a_run_of_one_rank_that_may_not_save_ends_at_once(lab: Lab) -> No
     more = ("exp_manager.create_preemption_callback=false", "trainer.max_steps=100000", "model.train_ds.num_workers=1")
     run = lab.start("slow_rank all 0", ranks=1, more=more)
     run.wait_for_step(4)  # the first checkpoint is there
-    check_ends_at_once(run, signal.SIGTERM, "without saving, as set")
+    check_ends_at_once(run, signal.SIGTERM, "without saving, as configured")
     saved = torch.load(run.run_dir / "checkpoints" / "last.ckpt", map_location="meta", weights_only=True)
     assert saved["global_step"] % 3 == 0  # as every checkpoint of these runs
     resumed = lab.start(ranks=1).wait()
@@ -204,7 +204,7 @@ def test_row_21_a_run_of_one_rank_that_does_not_train_yet_ends_at_once(lab: Lab,
     while not run.note.is_file():
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    check_ends_at_once(run, number, "nothing had to be saved before the first step")
+    check_ends_at_once(run, number, "nothing to save before the first step")
 
 
 def check_ends_at_once(run: Run, number: signal.Signals, why: str) -> None:

@@ -1,4 +1,4 @@
-"""A rank stands still: it is named within T + 2 s, by rank, stage and cause, and the job ends resumable."""
+"""A rank stalls: it is named within T + 2 s, by rank, stage and cause, and the job ends resumable."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_row_7_a_file_that_blocks(lab: Lab, workers: int, threads: int) -> None:
     assert incident["file"] == str(fifo)
     assert "a FIFO" in incident["cause"]
     if workers:
-        assert "loader process" in incident["cause"]
+        assert "DataLoader worker" in incident["cause"]
 
 
 @pytest.mark.faults

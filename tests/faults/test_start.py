@@ -1,4 +1,4 @@
-"""What is refused before the first step: ranks that do not fit together, a taken port, a rank that never comes."""
+"""What is refused before the first step: ranks that do not match, a port in use, a rank that never joins."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from tests.faults.harness import Lab, check_named, check_nothing_left, keep_for_
 def test_row_11_unequal_batch_counts_are_refused(lab: Lab) -> None:
     run = lab.start("one_batch_short 1 0").wait()
     assert run.returncode == 1
-    told = said(
-        run, r"nest-ssl: rank \d: the ranks do not fit together[^\0]*train_ds.batches\n    rank 0: 3\n    rank 1: 2"
-    )
+    told = said(run, r"nest-ssl: rank \d: the ranks do not match[^\0]*train_ds.batches\n    rank 0: 3\n    rank 1: 2")
     keep_for_the_table(run, told)
     assert "Traceback" not in run.stderr
     assert not (run.run_dir / "metrics.csv").exists()
@@ -77,12 +75,15 @@ def test_an_unreadable_run_folder_is_said(lab: Lab) -> None:
     check_nothing_left(run)
 
 
-def test_collectives_of_a_step_are_those_of_ddp_alone(lab: Lab) -> None:
-    """Fails when an upgrade of Lightning brings its broadcasts back, or one gets into the forward pass."""
+def test_a_step_has_one_collective_the_exchange_of_gradients(lab: Lab) -> None:
+    """Fails when a collective gets into the forward pass or the loop."""
     run = lab.start("list_collectives 0 0").wait()
     assert run.returncode == 0, run.stderr[-4000:]
 
     steps = [json.loads(line) for line in Path(run.note).read_text().splitlines()]
     assert len(steps) == 8
-    # In the second step DDP agrees on its buckets; after the third, the sixth and the last come checkpoints.
-    assert [steps[number] for number in (2, 4, 5)] == [["gloo:all_reduce"]] * 3
+    # Before the first step every rank takes rank 0's weights; after the third and the sixth comes a validation.
+    assert [steps[number] for number in (1, 2, 4, 5, 7)] == [["gloo:all_reduce"]] * 5
+    validation = steps[3][:-1]
+    assert validation.count("gloo:all_reduce") == 1
+    assert set(validation) == {"gloo:all_reduce", "gloo:broadcast"}

@@ -1,4 +1,4 @@
-"""docs/faults.md from what the tests really read: `python -m tests.faults.write_table FOLDER docs`."""
+"""Write docs/faults.md from the real output of the tests: `python -m tests.faults.write_table FOLDER docs`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ FAULTS = {
     5: "a C call holds the GIL",
     6: "an exception on one rank",
     7: "a file blocks (a FIFO stands for a dead network disk)",
-    8: "a loader process is killed",
-    9: "a loader process is frozen",
+    8: "a DataLoader worker is killed",
+    9: "a DataLoader worker is frozen",
     10: "corrupt, empty, truncated audio",
     11: "unequal batch counts",
     12: "NaN on one rank",
     13: "a collective that the others do not call",
-    14: "a slow rank (+200 ms a step)",
+    14: "a slow rank (+200 ms per step)",
     15: "the optimizer stalls",
     16: "validation stalls",
     17: "the disk is full",

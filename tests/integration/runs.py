@@ -15,7 +15,10 @@ import numpy as np
 import soundfile
 
 from nest_ssl.config import compose
-from nest_ssl.training.pretrain import pretrain
+from nest_ssl.training import experiment
+from nest_ssl.training.run import pretrain
+from nest_ssl.training.step import Use, seed_everything
+from nest_ssl.training.trainer import ALONE, Run, current_run
 
 PROGRAM = [sys.executable, "-m", "nest_ssl", "pretrain"]
 
@@ -94,4 +97,10 @@ def losses(metrics_csv: Path, column: str = "train_loss") -> dict[int, str]:
 
 def run_here(args: list[str]) -> Path:
     """The same run within this process, which has imported everything already; the folder of the run."""
-    return pretrain(compose("nest_fast-conformer", args)).path
+    cfg = compose("nest_fast-conformer", args)
+    assert cfg.exp_manager is not None
+    folder = experiment.run_folder(cfg.exp_manager, cfg.name)
+    with current_run(Run(ALONE, cfg, folder=folder)):
+        seed_everything(cfg.seed, Use.WEIGHTS)
+        pretrain(cfg)
+    return folder.path

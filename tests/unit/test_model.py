@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nest_ssl import EncDecDenoiseMaskedTokenPredModel, EncDecMaskedTokenPredModel
-from nest_ssl.model import gather_places
-from nest_ssl.modules.conformer import _say_once
-from nest_ssl.modules.dropout import Dropout
+from nest_ssl.modules.conformer import _log_once
+from nest_ssl.objective import gather_places
 from tests.helpers import NO_DROPOUT, model_section, noise_batch, tiny_model
 
 STREAMING: dict[str, Any] = {
@@ -186,10 +185,7 @@ def test_the_counter_sees_what_it_is_meant_to_see() -> None:
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_training_forward_and_loss_never_wait_for_the_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("features", "subsampling"):  # as on a device; a CPU need not wait
-        monkeypatch.setattr(f"nest_ssl.modules.{module}.may_be_read", lambda _: False)
-    monkeypatch.setattr(Dropout, "forward", nn.Dropout.forward)
+def test_training_forward_and_loss_never_wait_for_the_device(name: str) -> None:
     model = tiny_model(VARIANTS[name]).train()
     batch = noise_batch(LENGTHS)
     with CountSynchronising() as counter:
@@ -306,7 +302,7 @@ def test_bf16_autocast_does_not_move_a_single_target() -> None:
 
 def test_sync_max_audio_length_true_is_readable_and_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    _say_once.cache_clear()
+    _log_once.cache_clear()
     tiny_model({"encoder.sync_max_audio_length": True})
     synced, plain = tiny_model({"encoder.sync_max_audio_length": True}), tiny_model()
     assert synced.encoder.sync_max_audio_length

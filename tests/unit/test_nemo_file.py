@@ -84,7 +84,7 @@ def test_other_members_are_ignored(tmp_path: Path, good: dict[str, bytes]) -> No
 @pytest.mark.parametrize("name", ["../evil.txt", "/etc/evil.txt", "a/../../evil.txt", "..\\evil.txt"])
 def test_a_path_that_leaves_the_folder_is_refused(tmp_path: Path, good: dict[str, bytes], name: str) -> None:
     path = archive(tmp_path / "model.nemo", {**good, name: b"evil"})
-    with pytest.raises(CheckpointError, match=r"model\.nemo: holds .*outside its folder"):
+    with pytest.raises(CheckpointError, match=r"model\.nemo: contains .*outside its folder"):
         load(path)
 
 
@@ -106,14 +106,14 @@ def test_a_bomb_is_refused_before_it_is_read(tmp_path: Path, good: dict[str, byt
         load(path)
 
 
-def test_a_yaml_that_expands_without_end_is_refused(tmp_path: Path, good: dict[str, bytes]) -> None:
+def test_a_yaml_that_expands_without_limit_is_refused(tmp_path: Path, good: dict[str, bytes]) -> None:
     laughs = b"a: &a [x, x, x, x]\nb: &b [*a, *a, *a, *a]\nc: [*b, *b, *b, *b]\n"
     path = archive(tmp_path / "model.nemo", {**good, CONFIG_NAME: laughs})
     with pytest.raises(CheckpointError, match="aliases"):
         load(path)
 
 
-def test_weights_that_hold_code_are_refused(tmp_path: Path, good: dict[str, bytes]) -> None:
+def test_weights_that_contain_code_are_refused(tmp_path: Path, good: dict[str, bytes]) -> None:
     marker = tmp_path / "ran"
 
     class Evil:
@@ -177,16 +177,16 @@ def test_missing_files_and_folders_are_named(tmp_path: Path) -> None:
 def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"pipe{suffix}"
     os.mkfifo(path)
-    with pytest.raises(CheckpointError, match="is no regular file"):
+    with pytest.raises(CheckpointError, match="is not a regular file"):
         load(path)
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({CONFIG_NAME: None}, f"holds no {CONFIG_NAME}"),
-        ({WEIGHTS_NAME: None}, f"holds no {WEIGHTS_NAME}"),
-        ({CONFIG_NAME: b"[1, 2]"}, "holds no mapping of keys"),
+        ({CONFIG_NAME: None}, f"it has no {CONFIG_NAME}"),
+        ({WEIGHTS_NAME: None}, f"it has no {WEIGHTS_NAME}"),
+        ({CONFIG_NAME: b"[1, 2]"}, "is not a mapping"),
         ({CONFIG_NAME: b"a: [1"}, "not valid yaml"),
         ({CONFIG_NAME: b"\xff\xfe\x00"}, "not valid yaml"),
         ({CONFIG_NAME: b"encoder: 3"}, "its configuration cannot be used"),
@@ -194,10 +194,10 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path, suffix: str) -> No
         ({WEIGHTS_NAME: _torch_saved([1, 2])}, "not a mapping of names to tensors"),
         ({WEIGHTS_NAME: b"garbage"}, "cannot be read as weights"),
         ({WEIGHTS_NAME: b""}, "it ends too early"),
-        ({WEIGHTS_NAME: _torch_saved({"x": torch.zeros(3).to_sparse()})}, "'x', a tensor that is not dense"),
-        ({WEIGHTS_NAME: _torch_saved({"x": torch.zeros(3, device="meta")})}, "'x', a tensor that is not dense"),
+        ({WEIGHTS_NAME: _torch_saved({"x": torch.zeros(3).to_sparse()})}, "'x', which is not a dense"),
+        ({WEIGHTS_NAME: _torch_saved({"x": torch.zeros(3, device="meta")})}, "'x', which is not a dense"),
         ({WEIGHTS_NAME: _torch_saved({"x": torch.zeros(1).expand(10**12)})}, "1 are unexpected"),
-        ({CONFIG_NAME: b""}, "holds no mapping of keys"),
+        ({CONFIG_NAME: b""}, "is not a mapping"),
         ({CONFIG_NAME: b"a: " + b"[" * 5000}, "not valid yaml"),
         ({CONFIG_NAME: b"a: 2001-99-99"}, "not valid yaml"),
         ({CONFIG_NAME: b"a: !!python/object/apply:os.system ['true']"}, "not valid yaml"),
@@ -218,7 +218,7 @@ def test_wrong_content_is_named(
 
 def test_two_members_of_one_name_are_refused(tmp_path: Path, good: dict[str, bytes]) -> None:
     path = archive(tmp_path / "model.nemo", {**good, f"./{CONFIG_NAME}": b"encoder: 3"})
-    with pytest.raises(CheckpointError, match=f"holds '{CONFIG_NAME}' twice"):
+    with pytest.raises(CheckpointError, match=f"contains '{CONFIG_NAME}' twice"):
         load(path)
 
 
@@ -233,8 +233,8 @@ def test_more_members_than_any_model_has_are_refused(tmp_path: Path, good: dict[
     [
         ({"encoder.d_model": 10**9, "decoder.feat_in": 10**9}, "cannot be used"),
         ({"encoder.n_layers": 10**9}, "n_layers: 1000000000 is more than 1000"),
-        ({"quantizer.num_classes": 10**12, "decoder.num_classes": 10**12}, "have other shapes"),
-        ({"preprocessor.n_fft": 2**40}, "have other shapes"),
+        ({"quantizer.num_classes": 10**12, "decoder.num_classes": 10**12}, "have different shapes"),
+        ({"preprocessor.n_fft": 2**40}, "have different shapes"),
     ],
 )
 def test_a_file_that_asks_for_endless_memory_is_refused_before_it_gets_it(

@@ -1,39 +1,83 @@
-"""Reading any audio file as mono float32 samples of one rate."""
+"""Read any audio file as mono float32 samples at one rate.
+
+libsndfile (through soundfile) decodes what it can; FFmpeg (`ffmpeg.py`) tries the rest. N samples, C channels.
+"""
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import soundfile
 
-from nest_ssl.audio import ffmpeg, sndfile
+from nest_ssl.audio import ffmpeg
 from nest_ssl.audio.signal import ChannelSelector, Samples, resample, to_mono
 from nest_ssl.audio.signal import trim_silence as without_silence
-from nest_ssl.audio.types import AudioError, AudioInfo
 
 MIN_RATE, MAX_RATE = 1_000, 768_000
-"""Rates outside these come from broken headers; resampling from 1 Hz would fill the memory."""
+"""Rates outside this range come from broken headers; resampling from 1 Hz would fill the memory."""
 MIN_SHARE = 0.9
-"""A file that gives less of what was promised is truncated. Stated durations are rounded, lengths of MP3 estimated."""
+"""A file with less than this share of the expected samples is truncated: durations are rounded, MP3 lengths guessed."""
+FLOAT_SUBTYPES = ("FLOAT", "DOUBLE")
+MAX_FRAMES_AT_ONCE = 1 << 26
+"""70 minutes at 16 kHz. A header can claim any length, so longer files are read in pieces of this size."""
+BLOCK_FRAMES = 1 << 20
+
+
+class AudioError(ValueError):
+    """One audio file cannot be used: which one, and why."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)  # both in args, so that the error survives pickling from a worker
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
+
+
+class CannotOpenError(Exception):
+    """libsndfile does not read this kind of file (it may still be good audio)."""
+
+
+@dataclass(frozen=True)
+class AudioInfo:
+    """What an audio file says about itself."""
+
+    sample_rate: int
+    """Samples per second of the file."""
+    num_samples: int
+    """Samples per channel."""
+    num_channels: int
+    format: str
+    """Container and encoding, such as 'WAV/PCM_16' or 'matroska/opus'."""
+
+    @property
+    def duration_s(self) -> float:
+        return self.num_samples / self.sample_rate
 
 
 def audio_info(source: str | Path | bytes, *, name: str | None = None) -> AudioInfo:
-    """Rate, length, channels and format, from the header where it tells them."""
+    """Return rate, length, channels and format, from the header where it states them."""
     name = _name(source, name)
-    # Opening a FIFO would block for ever. Training does not look: its watch names a file that blocks.
+    # Opening a FIFO would block forever. Training does not check: its watchdog names a file that blocks.
     if not isinstance(source, bytes) and os.path.exists(source) and not os.path.isfile(source):
         raise AudioError(name, "not a regular file")
     try:
-        with sndfile.open_sound(source) as sound:
-            info = sndfile.sound_info(sound)
-    except sndfile.CannotOpenError as error:
-        with _second_decoder(source, name, str(error)):
-            info = ffmpeg.measure(source, name)
+        with _open_sound(source) as sound:
+            info = _sound_info(sound)
+    except CannotOpenError as error:
+        with _second_decoder(source, name, str(error)), ffmpeg.open_stream(source, name) as (container, stream):
+            # Decoded to be counted: such containers state no length, or a rounded one.
+            num_samples = sum(len(block_NC) for block_NC in ffmpeg.blocks(container, stream))
+            info = _stream_info(container, stream, num_samples)
     _check_rate(info.sample_rate, name)
     return info
 
@@ -49,11 +93,11 @@ def read_audio(
     int_values: bool = False,
     name: str | None = None,
 ) -> Samples:
-    """(N,) float32 mono samples at `sample_rate`, from `offset_s` on for `duration_s` (None or 0: to the end).
+    """Return (N,) float32 mono samples at `sample_rate`: `duration_s` from `offset_s` on (None or 0: to the end).
 
-    `source` is a path, or the bytes of an encoded file, whose `name` then stands in messages. Channels are averaged
-    unless `channel_selector` names some. Integer samples are scaled to [-1, 1] (`int_values`: read as 32-bit integers
-    first, as NeMo does). What cannot be read, ends early, is empty or holds NaN or infinity raises AudioError.
+    `source` is a path, or the bytes of an encoded file, which messages then call `name`. Channels are averaged unless
+    `channel_selector` picks some. Integer samples are scaled to [-1, 1] (`int_values`: read as 32-bit integers first,
+    as NeMo does). A file that cannot be read, ends early, is empty or contains NaN or infinity raises AudioError.
     """
     if offset_s < 0 or (duration_s is not None and duration_s < 0):
         raise ValueError(f"offset_s {offset_s} and duration_s {duration_s} must not be negative")
@@ -71,7 +115,7 @@ def read_audio(
 def read_native(
     source: str | Path | bytes, *, offset_s: float = 0.0, duration_s: float | None = None, name: str | None = None
 ) -> tuple[Samples, int]:
-    """(N, C) float32 samples as the file has them, and its sample rate."""
+    """Return (N, C) float32 samples as the file has them, and its sample rate."""
     samples, rate = _decode(source, _name(source, name), offset_s, duration_s or None, int_values=False)
     return samples.reshape(len(samples), -1), rate
 
@@ -79,67 +123,45 @@ def read_native(
 def verify_audio(
     source: str | Path | bytes, *, offset_s: float = 0.0, duration_s: float | None = None, name: str | None = None
 ) -> AudioInfo:
-    """Decodes all of it, or the given part, in little memory, and raises what read_audio would raise.
+    """Decode the whole file, or the given part, in little memory; raise whatever read_audio would raise.
 
-    The length is the one found by decoding, not the header's; of a part, the length of that part.
+    The returned length is counted while decoding, not taken from the header; for a part, it is the part's length.
     """
     name, duration_s = _name(source, name), duration_s or None
     promised: int | None = None
     try:
-        with sndfile.open_sound(source) as sound:
-            info = sndfile.sound_info(sound)
+        with _open_sound(source) as sound:
+            info = _sound_info(sound)
             _check_rate(info.sample_rate, name)
             start = int(offset_s * info.sample_rate)
             wanted = None if duration_s is None else int(duration_s * info.sample_rate)
             promised = max(info.num_samples - start, 0)
-            num_samples = _count_finite(sndfile.blocks(sound, name, start=start, num_samples=wanted), name)
-    except sndfile.CannotOpenError as error:
+            num_samples = _count_finite(_blocks(sound, name, start=start, num_samples=wanted), name)
+    except CannotOpenError as error:
         with _second_decoder(source, name, str(error)), ffmpeg.open_stream(source, name) as (container, stream):
             blocks = ffmpeg.blocks(container, stream, offset_s=offset_s, duration_s=duration_s)
             num_samples = _count_finite(blocks, name)
-            info = ffmpeg.stream_info(container, stream, num_samples)
+            info = _stream_info(container, stream, num_samples)
         _check_rate(info.sample_rate, name)
         wanted = None if duration_s is None else int(duration_s * info.sample_rate)
     _check_length(num_samples, promised if wanted is None else wanted, info.sample_rate, offset_s, name)
     return replace(info, num_samples=num_samples)
 
 
-def _count_finite(blocks: Iterable[Samples], name: str) -> int:
-    num_samples = 0
-    for block in blocks:
-        _check_finite(block, name)
-        num_samples += len(block)
-    return num_samples
-
-
-def _check_finite(samples: Samples, name: str) -> None:
-    # The sum is not finite when a sample is not, and takes a third of the time of looking at each.
-    if not np.isfinite(samples.sum()) and not np.isfinite(samples).all():
-        raise AudioError(name, f"{np.count_nonzero(~np.isfinite(samples))} samples are NaN or infinite")
-
-
-def _check_length(num_samples: int, expected: int | None, rate: int, offset_s: float, name: str) -> None:
-    """Never empty, never much shorter than asked for or promised."""
-    if num_samples == 0:
-        raise AudioError(name, f"no samples after the offset of {offset_s} s" if offset_s else "no samples")
-    if expected is not None and num_samples < MIN_SHARE * expected:
-        raise AudioError(name, f"truncated: {num_samples / rate:.2f} s of {expected / rate:.2f} s")
-
-
 def _decode(
     source: str | Path | bytes, name: str, offset_s: float, duration_s: float | None, int_values: bool
 ) -> tuple[Samples, int]:
-    """(N,) or (N, C), and the file's rate."""
+    """Return (N,) or (N, C) samples, and the file's rate."""
     promised: int | None = None
     try:
-        with sndfile.open_sound(source) as sound:
+        with _open_sound(source) as sound:
             rate = sound.samplerate
             _check_rate(rate, name)
             start = int(offset_s * rate)
             wanted = None if duration_s is None else int(duration_s * rate)
             promised = max(sound.frames - start, 0)
-            samples = sndfile.read_samples(sound, name, start=start, num_samples=wanted, int_values=int_values)
-    except sndfile.CannotOpenError as error:
+            samples = _read_samples(sound, name, start=start, num_samples=wanted, int_values=int_values)
+    except CannotOpenError as error:
         with _second_decoder(source, name, str(error)):
             samples, rate = ffmpeg.decode(source, name, offset_s=offset_s, duration_s=duration_s)
         _check_rate(rate, name)
@@ -152,14 +174,114 @@ def _name(source: str | Path | bytes, name: str | None) -> str:
     return name or ("<bytes>" if isinstance(source, bytes) else os.fspath(source))
 
 
+# ---- checks ----
+
+
+def _count_finite(blocks: Iterable[Samples], name: str) -> int:
+    num_samples = 0
+    for block in blocks:
+        _check_finite(block, name)
+        num_samples += len(block)
+    return num_samples
+
+
+def _check_finite(samples: Samples, name: str) -> None:
+    # The sum is not finite if any sample is not, and takes a third of the time of testing each sample.
+    if not np.isfinite(samples.sum()) and not np.isfinite(samples).all():
+        raise AudioError(name, f"{np.count_nonzero(~np.isfinite(samples))} samples are NaN or infinite")
+
+
+def _check_length(num_samples: int, expected: int | None, rate: int, offset_s: float, name: str) -> None:
+    """Refuse audio that is empty, or much shorter than requested or promised."""
+    if num_samples == 0:
+        raise AudioError(name, f"no samples after the offset of {offset_s} s" if offset_s else "no samples")
+    if expected is not None and num_samples < MIN_SHARE * expected:
+        raise AudioError(name, f"truncated: {num_samples / rate:.2f} s of {expected / rate:.2f} s")
+
+
 def _check_rate(rate: int, name: str) -> None:
     if not MIN_RATE <= rate <= MAX_RATE:
         raise AudioError(name, f"sample rate {rate} Hz is not between {MIN_RATE} and {MAX_RATE} Hz: a broken header")
 
 
+# ---- libsndfile ----
+
+
+def _open_sound(source: str | Path | bytes) -> Any:
+    """Return an open soundfile.SoundFile of known length, or raise CannotOpenError."""
+    try:
+        sound = soundfile.SoundFile(io.BytesIO(source) if isinstance(source, bytes) else os.fspath(source))
+    except soundfile.LibsndfileError as error:
+        # Code 7 is about pipes, but mpg123 also gives it for a file named .mp3 that is not an MP3 file.
+        reason = "format not recognised" if error.code in (1, 7) else error.error_string.rstrip(".")
+        raise CannotOpenError(reason) from None
+    except TypeError:  # soundfile's answer to a name in .raw: it requires rate and channels as arguments
+        raise CannotOpenError("raw samples without a header") from None
+    if sound.frames >= np.iinfo(np.int64).max:  # FLAC written to a pipe; libsndfile cannot read it to its end
+        sound.close()
+        raise CannotOpenError("the header does not state the length")
+    return sound
+
+
+def _sound_info(sound: Any) -> AudioInfo:
+    return AudioInfo(sound.samplerate, sound.frames, sound.channels, f"{sound.format}/{sound.subtype}")
+
+
+def _blocks(sound: Any, name: str, *, start: int, num_samples: int | None) -> Iterator[Samples]:
+    """Yield blocks (N, C) from sample `start` on: audio of any length in 4 MB per channel."""
+    left = sound.frames if num_samples is None else num_samples
+    try:
+        if start:
+            sound.seek(min(start, sound.frames))
+        while left > 0 and len(block_NC := sound.read(min(left, BLOCK_FRAMES), dtype="float32", always_2d=True)):
+            left -= len(block_NC)
+            yield block_NC
+    except soundfile.LibsndfileError as error:
+        raise _corrupt(name, error) from None
+
+
+def _read_samples(sound: Any, name: str, *, start: int, num_samples: int | None, int_values: bool) -> Samples:
+    """Return (N,) or (N, C) float32 from sample `start` on; at most `num_samples`, or all if None."""
+    as_int = int_values and sound.subtype not in FLOAT_SUBTYPES  # libsndfile would round floats in [-1, 1] to 0 or 1
+    available = max(sound.frames - start, 0)
+    wanted = available if num_samples is None else min(num_samples, available)
+    try:
+        if start:
+            sound.seek(min(start, sound.frames))
+        samples = _read_in_pieces(sound, wanted, "int32" if as_int else "float32")
+    except soundfile.LibsndfileError as error:
+        raise _corrupt(name, error) from None
+    scaled: Samples = samples.astype(np.float32) * np.float32(2.0**-31) if as_int else samples
+    return scaled
+
+
+def _read_in_pieces(sound: Any, num_samples: int, dtype: str) -> Any:
+    if num_samples <= MAX_FRAMES_AT_ONCE:
+        return sound.read(num_samples, dtype=dtype)
+    pieces = []
+    while num_samples > 0:
+        pieces.append(sound.read(min(num_samples, MAX_FRAMES_AT_ONCE), dtype=dtype))
+        num_samples -= len(pieces[-1])
+        if len(pieces[-1]) < MAX_FRAMES_AT_ONCE:
+            break
+    return np.concatenate(pieces)
+
+
+def _corrupt(name: str, error: Any) -> AudioError:
+    return AudioError(name, f"corrupt: {error.error_string.removeprefix('Error : ').rstrip('.')}")
+
+
+# ---- FFmpeg, if libsndfile cannot open the file ----
+
+
+def _stream_info(container: Any, stream: Any, num_samples: int) -> AudioInfo:
+    label = f"{container.format.name.split(',')[0]}/{stream.codec_context.name}"
+    return AudioInfo(int(stream.rate), num_samples, int(stream.channels), label)
+
+
 @contextmanager
 def _second_decoder(source: str | Path | bytes, name: str, first_reason: str) -> Iterator[None]:
-    """Lets FFmpeg try what libsndfile did not open; if it fails too, both reasons are given."""
+    """Let FFmpeg try what libsndfile did not open; if it fails too, the error gives both reasons."""
     _check_second_decoder_may_try(source, name, first_reason)
     try:
         yield
@@ -168,7 +290,7 @@ def _second_decoder(source: str | Path | bytes, name: str, first_reason: str) ->
 
 
 def _check_second_decoder_may_try(source: str | Path | bytes, name: str, reason: str) -> None:
-    """AudioError for what is certain not to be audio, or what FFmpeg would read wrongly."""
+    """Raise AudioError for what is certainly not audio, or what FFmpeg would read wrongly."""
     if isinstance(source, bytes):
         size, head = len(source), source[:40]
     else:
@@ -184,5 +306,5 @@ def _check_second_decoder_may_try(source: str | Path | bytes, name: str, reason:
         raise AudioError(name, "empty file")
     if head.startswith(b"version https://git-lfs"):
         raise AudioError(name, "a Git LFS pointer, not the audio. Run 'git lfs pull'.")
-    if head.startswith(b"RIFX"):  # FFmpeg takes its samples for little endian: full-scale noise
+    if head.startswith(b"RIFX"):  # FFmpeg reads its samples as little endian: full-scale noise
         raise AudioError(name, reason)

@@ -1,4 +1,4 @@
-"""Models in and out of files."""
+"""Reading and writing models."""
 
 from nest_ssl.checkpoint.load import fill, load
 from nest_ssl.nemo_file import CheckpointError, read_nemo, write_nemo

@@ -1,14 +1,17 @@
-"""A checkpoint in the formats of others."""
+"""Export a checkpoint to other formats."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from nest_ssl.checkpoint.huggingface import CTC_FOLDER, export_huggingface
-from nest_ssl.checkpoint.load import load
+from nest_ssl.checkpoint.load import CONFIG_KEY, load
 from nest_ssl.checkpoint.onnx_file import export_onnx
-from nest_ssl.checkpoint.safetensors_file import write_safetensors
+from nest_ssl.files import replacing
+from nest_ssl.model import EncDecMaskedTokenPredModel
+from nest_ssl.nemo_file import CheckpointError, nemo_config
 
 FORMATS = ("huggingface", "nemo", "safetensors", "onnx")
 SUFFIXES = {"nemo": ".nemo", "safetensors": ".safetensors", "onnx": ".onnx"}
@@ -16,13 +19,13 @@ SUFFIXES = {"nemo": ".nemo", "safetensors": ".safetensors", "onnx": ".onnx"}
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, each with a few words about it."""
+    """The files that were written, each with a short description."""
 
     files: list[tuple[Path, str]]
 
 
 def export_checkpoint(checkpoint: str | Path, output: str | Path, kind: str) -> Exported:
-    """Write the model of a file or a name of the hub to `output`: a folder for huggingface, else a file."""
+    """Write the model in a file or on the hub to `output`: a folder for huggingface, otherwise a file."""
     if kind not in FORMATS:
         raise ValueError(f"format: {kind!r} is not one of {', '.join(FORMATS)}.")
     output = _checked_output(Path(output).expanduser(), kind)
@@ -37,7 +40,7 @@ def export_checkpoint(checkpoint: str | Path, output: str | Path, kind: str) -> 
         return Exported([(output, "for NeMo and nest-ssl")])
     if kind == "safetensors":
         write_safetensors(model, output)
-        return Exported([(output, "all weights, with the configuration among the metadata")])
+        return Exported([(output, "all weights, with the configuration in the metadata")])
     difference = export_onnx(model, output)
     return Exported([(output, f"the encoder; largest difference in onnxruntime {difference:.1g}")])
 
@@ -51,5 +54,18 @@ def _checked_output(output: Path, kind: str) -> Path:
     if output.is_dir():
         raise ValueError(f"{output}: is a folder; give a file such as {output / 'nest'}{suffix}.")
     if output.suffix != suffix:
-        raise ValueError(f"{output}: a file of format {kind} ends in {suffix}.")
+        raise ValueError(f"{output}: the file name must end in {suffix} for {kind}.")
     return output
+
+
+def write_safetensors(model: EncDecMaskedTokenPredModel, path: Path) -> None:
+    """Write one `.safetensors` file: every weight by its name, and the configuration in the metadata."""
+    try:
+        from safetensors.torch import save
+    except ImportError as error:
+        raise CheckpointError(f"{path}: needs safetensors. Install nest-ssl[hf].") from error
+    # Shared weights are written under each of their names: the format cannot share.
+    weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
+    config = nemo_config(model.cfg, type(model).__name__)
+    with replacing(path) as file:
+        file.write(save(weights, metadata={"format": "pt", CONFIG_KEY: json.dumps(config)}))

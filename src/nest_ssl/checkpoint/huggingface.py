@@ -1,6 +1,7 @@
-"""The encoder as transformers' ParakeetEncoder: the same FastConformer under other names.
+"""The encoder as transformers' ParakeetEncoder: the same FastConformer with different parameter names.
 
-What that class cannot express is refused by name: an export that loads and gives other numbers is worse than none.
+Settings that this class cannot express are refused by name: an export that loads but gives other numbers is worse than
+none.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from torch import Tensor
 
 from nest_ssl.config.encoder import EncoderConfig
 from nest_ssl.config.model import PreprocessorConfig
-from nest_ssl.files import replacing
+from nest_ssl.files import replace_text
 from nest_ssl.model import EncDecMaskedTokenPredModel
 
 CTC_FOLDER = "ctc"
 FEATURE_EXTRACTOR = "preprocessor_config.json"
 LOG_GUARD = 2**-24
-"""What ParakeetFeatureExtractor adds before the logarithm, fixed in its code."""
+"""What ParakeetFeatureExtractor adds before the logarithm; a constant in its code."""
 _RENAMED = (
     (r"^pre_encode\.(?:pre_encode\.)?conv\.", "subsampling.layers."),
     (r"^pre_encode\.(?:pre_encode\.)?out\.", "subsampling.linear."),
@@ -37,7 +38,7 @@ _RENAMED = (
 def export_huggingface(model: EncDecMaskedTokenPredModel, folder: Path) -> None:
     """Write `folder` for `AutoModel.from_pretrained`, and `folder/ctc` for `ParakeetForCTC.from_pretrained`.
 
-    The CTC model has this encoder and a new head for the characters of English; `examples/finetune_ctc.py` makes one
+    The CTC model has this encoder and a new head for English characters; `examples/finetune_ctc.py` builds one
     for the subwords of its data.
     """
     parakeet = _parakeet()
@@ -59,12 +60,11 @@ def export_huggingface(model: EncDecMaskedTokenPredModel, folder: Path) -> None:
         ctc.encoder.load_state_dict(encoder.state_dict())
         ctc.save_pretrained(folder / CTC_FOLDER)
     for where in (folder, folder / CTC_FOLDER):
-        with replacing(where / FEATURE_EXTRACTOR) as file:
-            file.write(json.dumps(settings, indent=2).encode() + b"\n")
+        replace_text(where / FEATURE_EXTRACTOR, json.dumps(settings, indent=2) + "\n")
 
 
 CTC_CHARACTERS = " abcdefghijklmnopqrstuvwxyz'"
-"""Labels of the CTC shell, in the order of its outputs; the last output is the blank."""
+"""Labels of the CTC model in the order of its outputs; the last output is the blank."""
 
 
 def encoder_config(model: EncDecMaskedTokenPredModel) -> dict[str, Any]:
@@ -88,16 +88,16 @@ def encoder_config(model: EncDecMaskedTokenPredModel) -> dict[str, Any]:
         "dropout_positions": cfg.dropout_emb,
         "activation_dropout": cfg.dropout,
         "attention_dropout": cfg.dropout_att,
-        # Stochastic depth that grows with depth has no counterpart; it acts in training alone.
+        # Stochastic depth that grows with depth has no counterpart; it only acts in training.
         "layerdrop": cfg.stochastic_depth_drop_prob if cfg.stochastic_depth_mode == "uniform" else 0.0,
     }
 
 
 def encoder_weights(model: EncDecMaskedTokenPredModel) -> dict[str, Tensor]:
-    """Our encoder's weights by ParakeetEncoder's names."""
+    """Our encoder's weights under ParakeetEncoder's names."""
     weights: dict[str, Tensor] = {}
     for name, tensor in model.encoder.state_dict().items():
-        if ".masking." in name:  # stands inside the encoder of a post_conv model
+        if ".masking." in name:  # part of the encoder in a post_conv model
             continue
         for pattern, replacement in _RENAMED:
             name = re.sub(pattern, replacement, name)
@@ -122,7 +122,7 @@ def feature_extractor_settings(cfg: PreprocessorConfig) -> dict[str, Any]:
 
 
 def inexpressible(model: EncDecMaskedTokenPredModel) -> list[str]:
-    """What transformers' classes cannot do, by the key of our configuration and its value."""
+    """What transformers' classes cannot express, by the key of our configuration and its value."""
     return _of_encoder(model.cfg.encoder) + _of_preprocessor(model.cfg.preprocessor)
 
 
@@ -130,7 +130,7 @@ def _of_encoder(cfg: EncoderConfig) -> list[str]:
     contexts = cfg.attention_contexts
     allowed = {
         "self_attention_model": (cfg.self_attention_model, cfg.self_attention_model == "rel_pos", "rel_pos"),
-        "att_context_size": (cfg.att_context_size, contexts == [(-1, -1)], "[-1, -1]: attention without limits"),
+        "att_context_size": (cfg.att_context_size, contexts == [(-1, -1)], "[-1, -1]: unlimited attention"),
         "conv_norm_type": (cfg.conv_norm_type, cfg.conv_norm_type == "batch_norm", "batch_norm"),
         "conv_context_size": (cfg.conv_context_size, len(set(cfg.conv_context)) == 1, "null: a centred convolution"),
         "subsampling": (
@@ -163,7 +163,7 @@ def _of_preprocessor(cfg: PreprocessorConfig) -> list[str]:
 
 def _problems(section: str, allowed: dict[str, tuple[Any, bool, str]]) -> list[str]:
     return [
-        f"{section}.{key} is {value}; it has only {only}" for key, (value, fine, only) in allowed.items() if not fine
+        f"{section}.{key} is {value}; it allows only {only}" for key, (value, fine, only) in allowed.items() if not fine
     ]
 
 
@@ -181,7 +181,7 @@ def _parakeet() -> Any:
 
 @contextlib.contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """Without the bars that transformers draws for writing a file."""
+    """Hide the progress bars that transformers shows for writing a file."""
     from transformers.utils import logging
 
     was_on = logging.is_progress_bar_enabled()

@@ -1,4 +1,4 @@
-"""Starting weights from another model, by NeMo's keys: a path, or a mapping with `include` and `exclude`."""
+"""Starting weights from another model, with NeMo's keys: a path, or a mapping with `include` and `exclude`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from nest_ssl.checkpoint.hub import hub_file
-from nest_ssl.checkpoint.load import read_checkpoint
+from nest_ssl.checkpoint.load import hub_file, read_checkpoint
 from nest_ssl.config import NestConfig
 from nest_ssl.nemo_file import CheckpointError
 
@@ -21,7 +20,7 @@ KEYS = ("init_from_nemo_model", "init_from_ptl_ckpt", "init_from_pretrained_mode
 
 @dataclass
 class Initialized:
-    """What one source gave."""
+    """What was loaded from one source."""
 
     source: str
     loaded: list[str]
@@ -32,10 +31,10 @@ class Initialized:
 
 
 def maybe_init_from_pretrained_checkpoint(model: nn.Module, cfg: NestConfig) -> list[Initialized]:
-    """Load what `cfg` asks for, and say what was and was not loaded."""
+    """Load what `cfg` asks for, and log what was and was not loaded."""
     given = [key for key in KEYS if getattr(cfg, key) is not None]
     if len(given) > 1:
-        raise ValueError(f"{' and '.join(given)} are given; give one of them.")
+        raise ValueError(f"{' and '.join(given)} are given; use only one of them.")
     if not given:
         return []
     key = given[0]
@@ -46,13 +45,13 @@ def maybe_init_from_pretrained_checkpoint(model: nn.Module, cfg: NestConfig) -> 
 
 
 def describe(result: Initialized) -> str:
-    """A small table of what was and was not loaded."""
+    """A table of what was and was not loaded."""
     rows = [
         ("loaded", result.loaded),
         ("left out by include/exclude", result.excluded),
-        ("missing in the file, kept as they were", result.not_in_source),
-        ("in the file, not in the model", result.not_in_model),
-        ("of another shape, kept as they were", result.other_shape),
+        ("missing in the file, left unchanged", result.not_in_source),
+        ("in the file, but not in the model", result.not_in_model),
+        ("of a different shape, left unchanged", result.other_shape),
     ]
     lines = [f"starting weights from {result.source}:"]
     for what, names in rows:
@@ -62,7 +61,7 @@ def describe(result: Initialized) -> str:
 
 
 def _sources(key: str, value: Any) -> list[tuple[str, dict[str, Any]]]:
-    """(path or hub name, options) of each source."""
+    """Each source: path or name on the hub, and options."""
     if isinstance(value, str):
         return [(value, {})]
     out = []

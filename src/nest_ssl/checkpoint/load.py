@@ -1,8 +1,10 @@
-"""A model from a file (`.nemo`, ours or NeMo's, a training checkpoint `.ckpt`, `.safetensors`) or from the hub."""
+"""Load a model from a file (`.nemo`, ours or NeMo's, a training checkpoint `.ckpt`, `.safetensors`) or from the hub."""
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 from collections import defaultdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,8 +15,6 @@ from omegaconf.base import ContainerMetadata, Metadata
 from omegaconf.nodes import AnyNode
 from torch import Tensor
 
-from nest_ssl.checkpoint.hub import checkpoint_path
-from nest_ssl.checkpoint.safetensors_file import read_safetensors
 from nest_ssl.config import ModelConfig
 from nest_ssl.config.compose import model_config, model_section
 from nest_ssl.config.parse import ConfigError
@@ -30,6 +30,44 @@ from nest_ssl.nemo_file import (
     read_weights,
 )
 
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+FILE_SUFFIXES = (".nemo", ".ckpt", ".safetensors")
+CONFIG_KEY = "model_config"
+"""The configuration, as JSON, in the metadata of a `.safetensors` file."""
+
+
+def checkpoint_path(name: str | Path) -> Path:
+    """The file that `name` means: a path or, if there is no such path, a model on the Hugging Face hub."""
+    path = Path(name).expanduser()
+    if path.suffix in FILE_SUFFIXES or not HUB_NAME.fullmatch(str(name)) or path.exists():
+        return path
+    return hub_file(str(name))
+
+
+def hub_file(name: str) -> Path:
+    """The `.nemo` file of a model on the hub, such as nvidia/ssl_en_nest_large_v1.0; cached or downloaded."""
+    try:
+        from huggingface_hub import constants, snapshot_download
+    except ImportError as error:
+        raise CheckpointError(
+            f"{name}: not a file, and huggingface_hub is not installed to look it up. "
+            f"Install nest-ssl[hf], or download the .nemo file and give its path."
+        ) from error
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=["*.nemo"]))
+    except Exception as error:  # whatever a network, a proxy or the hub can raise
+        cached = Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
+        raise CheckpointError(
+            f"{name}: no such file, and it could not be downloaded from the hub ({one_line(error, 200)}). "
+            f"Without a network: download its .nemo file elsewhere (https://huggingface.co/{name}/tree/main) and "
+            f"give the path, or copy the folder {cached} from a machine that has it."
+        ) from error
+    found = sorted(folder.glob("*.nemo"))
+    if not found:
+        raise CheckpointError(f"{name}: the repository on the hub has no .nemo file.")
+    return found[0]
+
+
 log = logging.getLogger(__name__)
 
 ModelType = TypeVar("ModelType", bound=EncDecMaskedTokenPredModel)
@@ -38,7 +76,7 @@ MODELS: dict[str, type[EncDecMaskedTokenPredModel]] = {
     model.__name__: model for model in (EncDecMaskedTokenPredModel, EncDecDenoiseMaskedTokenPredModel)
 }
 
-# NeMo's `.ckpt` files hold their configuration as omegaconf objects: exactly these, and nothing else, may be built.
+# NeMo's `.ckpt` files contain their configuration as omegaconf objects: only these classes may be unpickled.
 _CKPT_GLOBALS: list[Any] = [
     DictConfig,
     ListConfig,
@@ -54,10 +92,10 @@ _CKPT_GLOBALS: list[Any] = [
 
 
 def load(path: str | Path, map_location: Any = "cpu", strict: bool = True) -> EncDecMaskedTokenPredModel:
-    """The model in a `.nemo`, `.ckpt` or `.safetensors` file, or of a name of the Hugging Face hub, in eval mode.
+    """Load a model, in eval mode, from a `.nemo`, `.ckpt` or `.safetensors` file or by its name on the hub.
 
-    Missing, unexpected and misshapen parameters are listed, and are an error; with `strict=False` the first two are
-    a warning.
+    Missing, unexpected and misshapen parameters are an error that lists them; with `strict=False` the first two are
+    only a warning.
     """
     path = checkpoint_path(path)
     content = read_checkpoint(path, map_location)
@@ -69,7 +107,7 @@ def load(path: str | Path, map_location: Any = "cpu", strict: bool = True) -> En
 
 
 def checkpoint_config(path: Path, section: Any) -> ModelConfig:
-    """The checked configuration in a file."""
+    """The configuration in a file, checked."""
     try:
         return model_config(section)
     except ValueError as error:
@@ -77,7 +115,7 @@ def checkpoint_config(path: Path, section: Any) -> ModelConfig:
 
 
 def model_without_storage(path: Path, kind: type[ModelType], cfg: ModelConfig) -> ModelType:
-    """The model of a file on `meta`: a configuration can ask for any amount of memory, so shapes come first."""
+    """The model of a file on `meta`: a configuration can ask for any amount of memory, so shapes are checked first."""
     try:
         with torch.device("meta"):
             return kind(cfg)
@@ -88,18 +126,18 @@ def model_without_storage(path: Path, kind: type[ModelType], cfg: ModelConfig) -
 def read_checkpoint(path: Path, map_location: Any = "cpu") -> NemoFile:
     """Configuration and weights of a `.nemo`, `.ckpt` or `.safetensors` file."""
     if path.suffix == ".safetensors":
-        return read_safetensors(path, map_location)
+        return _read_safetensors(path, map_location)
     return _read_ckpt(path, map_location) if path.suffix == ".ckpt" else read_nemo(path, map_location)
 
 
 def fill(model: torch.nn.Module, weights: dict[str, Tensor], where: str, *, strict: bool = True) -> None:
-    """Copy `weights` into `model`; what does not fit is listed."""
+    """Copy `weights` into `model`; an error lists what does not fit."""
     check_fit(model, weights, where, strict=strict)
     model.load_state_dict(weights, strict=False)
 
 
 def check_fit(model: torch.nn.Module, weights: dict[str, Tensor], where: str, *, strict: bool = True) -> None:
-    """Every weight has a place of its shape and every place a weight; what does not fit is listed."""
+    """Check that names and shapes agree; an error lists those that do not."""
     own = model.state_dict()
     misshapen = [
         f"{name}: {tuple(weights[name].shape)} in the file, {tuple(own[name].shape)} in the model"
@@ -107,7 +145,7 @@ def check_fit(model: torch.nn.Module, weights: dict[str, Tensor], where: str, *,
         if weights[name].shape != own[name].shape
     ]
     if misshapen:
-        raise CheckpointError(f"{where}: {len(misshapen)} parameters have other shapes:\n{_listing(misshapen)}")
+        raise CheckpointError(f"{where}: {len(misshapen)} parameters have different shapes:\n{_listing(misshapen)}")
     missing = sorted(own.keys() - weights.keys())
     unexpected = sorted(weights.keys() - own.keys())
     if missing or unexpected:
@@ -126,13 +164,13 @@ def _listing(lines: list[str], most: int = 40) -> str:
 
 
 def model_class(path: Path, config: dict[str, Any]) -> type[EncDecMaskedTokenPredModel]:
-    """The class that a configuration was saved from."""
+    """The model class that a configuration was saved from."""
     target = config.get("target")
     if target is None:
         return EncDecDenoiseMaskedTokenPredModel
     name = TARGETS.get(str(target))
     if name not in MODELS:
-        raise CheckpointError(f"{path}: holds a {target}, not a NEST model. Accepted: {', '.join(MODELS)}.")
+        raise CheckpointError(f"{path}: contains a {target}, not a NEST model. Accepted: {', '.join(MODELS)}.")
     return MODELS[name]
 
 
@@ -147,13 +185,35 @@ def _read_ckpt(path: Path, map_location: Any) -> NemoFile:
     except Exception as error:
         raise CheckpointError(f"{path}: not a readable training checkpoint: {one_line(error)}") from error
     if not isinstance(content, dict) or "state_dict" not in content:
-        raise CheckpointError(f"{path}: not a training checkpoint: it holds no state_dict.")
+        raise CheckpointError(f"{path}: not a training checkpoint: it has no state_dict.")
     parameters = content.get("hyper_parameters") or {}
     config = parameters.get("cfg", parameters) if isinstance(parameters, (dict, DictConfig)) else None
     if not config or not isinstance(config, (dict, DictConfig)):
-        raise CheckpointError(f"{path}: holds no configuration of the model under hyper_parameters.")
+        raise CheckpointError(f"{path}: has no model configuration under hyper_parameters.")
     try:
         section = model_section(config)
     except ConfigError as error:
         raise CheckpointError(f"{path}: its configuration cannot be used: {error}") from error
     return NemoFile(section, check_weights(content["state_dict"], f"{path}: its state_dict"))
+
+
+def _read_safetensors(path: Path, map_location: Any = "cpu") -> NemoFile:
+    """Configuration and weights of a file written by `nest-ssl export`."""
+    check_is_file(path)
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError as error:
+        raise CheckpointError(f"{path}: needs safetensors. Install nest-ssl[hf].") from error
+    try:
+        with safe_open(path, framework="pt", device=str(map_location)) as file:
+            text = (file.metadata() or {}).get(CONFIG_KEY)
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        config = json.loads(text) if text else None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: not a readable .safetensors file: {one_line(error)}") from error
+    if not isinstance(config, dict):
+        raise CheckpointError(
+            f"{path}: contains weights but no NEST configuration. "
+            f"'nest-ssl export CHECKPOINT {path.name} --format safetensors' writes both."
+        )
+    return NemoFile(config, check_weights(weights, f"{path}: its tensors"))

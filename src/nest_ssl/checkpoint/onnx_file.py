@@ -1,4 +1,4 @@
-"""The encoder as an ONNX graph with any batch and length, checked against the model in onnxruntime before it is kept.
+"""The encoder as an ONNX graph for any batch size and length, compared with the model before it is kept.
 
 B batch, M mel bands, T mel frames, D width, S encoder frames.
 """
@@ -25,12 +25,12 @@ INPUTS, OUTPUTS = ("audio_signal", "length"), ("outputs", "encoded_lengths")
 """NeMo's names: mels (B, M, T) and lengths (B,) in, (B, D, S) and lengths (B,) out."""
 TOLERANCE = 1e-4
 CHECKED_SHAPES = ((1, 8), (3, 96), (2, 250))
-"""(batch, mel frames) that the graph is compared on; it is traced with another one."""
+"""(batch, mel frames) on which the graph is compared; it is traced with another shape."""
 _TRACED_SHAPE = (2, 161)
 
 
 class _Encoder(nn.Module):
-    """The encoder, given one frame more than asked for: a graph cannot branch for the attention of a single frame."""
+    """The encoder on one extra frame: a graph cannot branch for attention over a single frame."""
 
     def __init__(self, encoder: ConformerEncoder) -> None:
         super().__init__()
@@ -43,9 +43,9 @@ class _Encoder(nn.Module):
 
 
 def export_onnx(model: EncDecMaskedTokenPredModel, path: Path) -> float:
-    """Write the graph and return its largest difference from the model, as onnxruntime computes it.
+    """Write the graph and return its largest difference from the model, computed with onnxruntime.
 
-    Above 2 GB the weights stand in a second file, `path` with `.data` added. Nothing is kept if the check fails.
+    Above 2 GB the weights are in a second file, `path` with `.data` appended. Nothing is kept if the check fails.
     """
     _need_onnx()
     encoder, num_mels = _Encoder(model.encoder).eval(), model.cfg.encoder.feat_in
@@ -61,8 +61,8 @@ def export_onnx(model: EncDecMaskedTokenPredModel, path: Path) -> float:
 
 def _write_graph(encoder: _Encoder, num_mels: int, path: Path) -> None:
     batch, frames = torch.export.Dim("batch"), torch.export.Dim("frames")
-    with warnings.catch_warnings(), _less_said("torch.onnx", "onnxscript", "onnx_ir"):
-        warnings.simplefilter("ignore")  # of torch's own exporter, about its own parts
+    with warnings.catch_warnings(), _only_errors("torch.onnx", "onnxscript", "onnx_ir"):
+        warnings.simplefilter("ignore")  # torch's exporter warns about its own parts
         program = torch.onnx.export(
             encoder,
             _example(num_mels, *_TRACED_SHAPE),
@@ -97,14 +97,14 @@ def _largest_difference(encoder: ConformerEncoder, num_mels: int, path: Path) ->
 
 
 def _example(num_mels: int, batch: int, frames: int) -> tuple[Tensor, Tensor]:
-    """Noise of all lengths between a half and all of `frames`."""
+    """Noise with lengths from half of `frames` to all of it."""
     mels_BMT = torch.randn(batch, num_mels, frames, generator=torch.Generator().manual_seed(frames))
     return mels_BMT, torch.linspace(frames, frames // 2 + 1, batch).long()
 
 
 @contextlib.contextmanager
-def _less_said(*loggers: str) -> Iterator[None]:
-    """Only errors of these loggers, for a while."""
+def _only_errors(*loggers: str) -> Iterator[None]:
+    """Let only errors of these loggers through."""
     levels = {name: logging.getLogger(name).level for name in loggers}
     for name in loggers:
         logging.getLogger(name).setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""What a configuration or a checkpoint holds, and how two of them differ. Models are built without storage."""
+"""What a configuration or a checkpoint contains, and how two of them differ. Models are built without storage."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHECKPOINT_SUFFIXES = (".nemo", ".ckpt", ".safetensors")
 
 @dataclass
 class Source:
-    """A checkpoint or a configuration, by the name the user gave it."""
+    """A checkpoint or a configuration, under the name that the user gave."""
 
     name: str
     cfg: ModelConfig
@@ -63,7 +63,7 @@ class Summary:
 
 
 def open_source(name: str, overrides: list[str] | None = None) -> Source:
-    """A `.nemo`, `.ckpt` or `.safetensors` file, a yaml file, or the name of an embedded configuration."""
+    """Open a `.nemo`, `.ckpt` or `.safetensors` file, a yaml file, or a built-in configuration."""
     path = Path(name).expanduser()
     if is_checkpoint(name):
         content = read_checkpoint(path)
@@ -75,7 +75,7 @@ def open_source(name: str, overrides: list[str] | None = None) -> Source:
         cfg = compose(name, overrides or [])
     else:
         what = "is a folder" if path.is_dir() else "no .nemo, .ckpt or .yaml file" if path.exists() else "no such file"
-        raise ValueError(f"{name}: {what}. Configurations of the package: {', '.join(embedded_configs())}.")
+        raise ValueError(f"{name}: {what}. Built-in configurations: {', '.join(embedded_configs())}.")
     return Source(name, cfg.model, EncDecDenoiseMaskedTokenPredModel, None)
 
 
@@ -108,14 +108,14 @@ def summarize(source: Source, seconds: float = 16.0) -> Summary:
 
 
 def config_differences(a: Source, b: Source) -> list[tuple[str, str, str]]:
-    """(key, value in a, value in b) for every key of the model section that differs."""
+    """Every key of the model section that differs: (key, value in a, value in b)."""
     flat_a, flat_b = _flat(dataclasses.asdict(a.cfg)), _flat(dataclasses.asdict(b.cfg))
     keys = [key for key in {**flat_a, **flat_b} if flat_a.get(key, _ABSENT) != flat_b.get(key, _ABSENT)]
     return [(key, str(flat_a.get(key, _ABSENT)), str(flat_b.get(key, _ABSENT))) for key in keys]
 
 
 def parameter_differences(a: Source, b: Source) -> list[tuple[str, str, str]]:
-    """(name, in a, in b) for every parameter that is missing on one side, or differs in shape or value."""
+    """Every parameter that is missing on one side or differs in shape or value: (name, in a, in b)."""
     shapes_a, shapes_b = a.shapes(), b.shapes()
     out: list[tuple[str, str, str]] = []
     for name in {**shapes_a, **shapes_b}:
@@ -155,7 +155,7 @@ def _parts(model: EncDecMaskedTokenPredModel) -> list[tuple[str, nn.Module]]:
 
 
 def _row(name: str, module: nn.Module, shapes: dict[str, str], counted: set[int]) -> Row:
-    """Parameters that stand in several modules are counted with the first."""
+    """Parameters shared by several modules count for the first."""
     own = [p for p in module.parameters() if id(p) not in counted]
     counted |= {id(p) for p in own}
     total, trainable = sum(p.numel() for p in own), sum(p.numel() for p in own if p.requires_grad)
@@ -163,9 +163,9 @@ def _row(name: str, module: nn.Module, shapes: dict[str, str], counted: set[int]
 
 
 def _merged(rows: list[Row]) -> list[Row]:
-    """Equal layers as one row, `encoder.layers.0…16`, with their parameters summed."""
+    """Join equal layers into one row, `encoder.layers.0…16`, with the sum of their parameters."""
     out: list[Row] = []
-    first: Row | None = None  # of a run of equal layers
+    first: Row | None = None  # the first of a run of equal layers
     for row in rows:
         same = first is not None and (row.kind, row.output, row.parameters) == (
             first.kind,

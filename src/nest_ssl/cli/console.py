@@ -1,27 +1,31 @@
-"""How the program prints: tables that keep every column, on a terminal or in a pipe."""
+"""What the commands print: tables that keep every column, and progress; on a terminal or in a pipe."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from rich import box
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-PIPE_WIDTH = 200  # a pipe has no width of its own, and rich would cut columns at 80
+PIPE_WIDTH = 200  # a pipe has no width, and rich would cut columns at 80
 
 
 def make_console() -> Console:
-    # What is printed are names and values: '[/data]' is a path, not a style, and ':x:' no picture.
+    # Names and values are printed as they are: '[/data]' is a path, not a style, and ':x:' is not an emoji.
     return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, markup=False, emoji=False)
 
 
 @contextlib.contextmanager
 def quiet(logger_name: str) -> Iterator[None]:
-    """Only warnings of this logger, for a while."""
+    """Let only warnings of this logger through."""
     logger = logging.getLogger(logger_name)
     level = logger.level
     logger.setLevel(logging.WARNING)
@@ -37,5 +41,52 @@ def make_table(left: list[str], right: list[str]) -> Table:
     for name in left:
         table.add_column(name, overflow="fold")
     for name in right:
-        table.add_column(name, justify="right", no_wrap=True)  # a number broken in two is misread
+        table.add_column(name, justify="right", no_wrap=True)  # a number broken over two lines is misread
     return table
+
+
+PLAIN_LINE_EVERY_S = 10.0
+
+
+class Show(Protocol):
+    """Shows how many are done, of how many, with a few words."""
+
+    def __call__(self, done: int, total: int | None = None, text: str = "") -> None: ...
+
+
+@contextlib.contextmanager
+def show_progress(command: str, unit: str, count: Callable[[], int] | None = None) -> Iterator[Show]:
+    """A bar on a terminal, a plain line now and then elsewhere; `count` finds the total while the work runs."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _plain_lines(command, unit)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task(unit, total=None)
+        if count is not None:
+            threading.Thread(target=lambda: bar.update(task, total=count()), daemon=True).start()
+
+        def show(done: int, total: int | None = None, text: str = "") -> None:
+            bar.update(task, completed=done, total=total, description=f"{unit} {text}".strip())
+
+        yield show
+
+
+def _plain_lines(command: str, unit: str) -> Show:
+    last = time.monotonic()
+
+    def show(done: int, total: int | None = None, text: str = "") -> None:
+        nonlocal last
+        if time.monotonic() - last >= PLAIN_LINE_EVERY_S:
+            last = time.monotonic()
+            of_total = "" if total is None else f" of {total:,}"
+            print(f"{command}: {done:,}{of_total} {unit} {text}".rstrip(), file=sys.stderr, flush=True)
+
+    return show

@@ -1,4 +1,4 @@
-"""`nest-ssl demo`: a small data set of synthetic speech and noises, to try everything on."""
+"""`nest-ssl demo`: a small dataset of synthetic speech and noise, to try everything with."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DEFAULT = DemoConfig()
 _FOLDER = Path("demo_data")
 """The folder that nest_demo.yaml trains on."""
 _BATCH_SIZE = 8
-"""That of nest_demo.yaml, which leaves out an incomplete batch."""
+"""The batch size in nest_demo.yaml, which drops an incomplete batch."""
 
 
 class SynthesizerName(StrEnum):
@@ -27,21 +27,21 @@ class SynthesizerName(StrEnum):
 
 
 def demo(
-    data_dir: Annotated[Path, typer.Option(help="The folder to make.")] = _FOLDER,
+    data_dir: Annotated[Path, typer.Option(help="The folder to create.")] = _FOLDER,
     num_train: Annotated[int, typer.Option(help="Utterances to train on.")] = _DEFAULT.num_train,
-    num_val: Annotated[int, typer.Option(help="Utterances of other voices to validate on.")] = _DEFAULT.num_val,
+    num_val: Annotated[int, typer.Option(help="Utterances, with other voices, to validate on.")] = _DEFAULT.num_val,
     num_noise: Annotated[int, typer.Option(help="Noises.")] = _DEFAULT.num_noise,
-    duration: Annotated[float, typer.Option(help="Seconds of an utterance; they vary by a quarter.")] = (
+    duration: Annotated[float, typer.Option(help="Seconds per utterance; they vary by a quarter.")] = (
         _DEFAULT.duration
     ),
     sample_rate: Annotated[int, typer.Option(help="Samples per second.")] = _DEFAULT.sample_rate,
-    seed: Annotated[int, typer.Option(help="Another seed, other voices, texts and noises.")] = _DEFAULT.seed,
+    seed: Annotated[int, typer.Option(help="Another seed gives other voices, texts and noises.")] = _DEFAULT.seed,
     synthesizer: Annotated[
-        SynthesizerName, typer.Option(help="py-nanotts or our own formants; auto: py-nanotts where it is installed.")
+        SynthesizerName, typer.Option(help="py-nanotts or our own formants; auto: py-nanotts if it is installed.")
     ] = SynthesizerName.auto,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what an earlier demo made.")] = False,
 ) -> None:
-    """Synthesise speech of many voices, noises and their manifests, offline; the same arguments give the same bytes."""
+    """Synthesise speech with many voices, noises and manifests, offline; the same arguments give the same bytes."""
     config = DemoConfig(num_train, num_val, num_noise, duration, sample_rate, seed)
     console = Console(stderr=True)
     with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
@@ -68,7 +68,7 @@ def _print_summary(made: DemoFolder) -> None:
 
 
 def _next_command(made: DemoFolder) -> str:
-    """A run of some minutes: that of `make pretrain` where its configuration fits the data."""
+    """A run of a few minutes: the one of `make pretrain` if its configuration fits the data."""
     config = made.config
     at_16_khz = config.sample_rate == 16_000
     if made.folder == _FOLDER and at_16_khz and config.num_train >= _BATCH_SIZE:
@@ -81,5 +81,5 @@ def _next_command(made: DemoFolder) -> str:
     }
     if not at_16_khz:
         overrides["model.sample_rate"] = config.sample_rate
-    first = "nest-ssl pretrain size=small trainer.max_steps=800"  # without it 1,000 epochs, as in NeMo's file
+    first = "nest-ssl pretrain size=small trainer.max_steps=800"  # without it, 1,000 epochs as in NeMo's file
     return " \\\n".join([first, *(f"    {key}={value}" for key, value in overrides.items())])

@@ -1,4 +1,4 @@
-"""`nest-ssl doctor`: checks the machine, or explains a run."""
+"""`nest-ssl doctor`: check the machine, or explain a run."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from rich.table import Table
 
 from nest_ssl.cli.console import make_console, make_table
 from nest_ssl.config.compose import DEFAULT_CONFIG, compose
-from nest_ssl.watchdog.doctor import BAD, check_machine
-from nest_ssl.watchdog.report.explain import RunState, explain_run
+from nest_ssl.launch.machine_check import BAD, check_machine
+from nest_ssl.watchdog.report.status import RunState, explain_run
 
 REFRESH_S = 0.5
 
 
 def doctor(
     run_dir: Path | None = typer.Argument(None, help="Explain this run; without it, check the machine."),
-    config_path: str | None = typer.Option(None, "--config-path", "-cp", help="Folder of the yaml to check; ours."),
+    config_path: str | None = typer.Option(None, "--config-path", "-cp", help="Folder of the yaml; default: ours."),
     config_name: str = typer.Option(DEFAULT_CONFIG, "--config-name", "-cn", help="Name of the yaml to check."),
-    follow: bool = typer.Option(False, "--follow", "-f", help="Show the ranks of a live run until it is over."),
+    follow: bool = typer.Option(False, "--follow", "-f", help="Show the ranks of a live run until it ends."),
 ) -> None:
     """Check this machine before training on it, or explain a run, alive or dead.
 
-    Exit code 1: something must be mended.
+    Exit code 1: something must be fixed.
     """
     if run_dir is None:
         _machine(config_path, config_name)
@@ -57,7 +57,7 @@ def _run(run_dir: Path, follow: bool) -> None:
         console.print(f"{incident['time']}\n{incident['text']}\n")
     console.print(f"newest checkpoint: {state.checkpoint or 'none'}")
     if state.nodes and not state.is_alive and state.verdict != "finished":
-        console.print(f"to go on: {state.nodes[0].resume_command}", soft_wrap=True)
+        console.print(f"to resume: {state.nodes[0].resume_command}", soft_wrap=True)
 
 
 def _ranks(state: RunState) -> Table:

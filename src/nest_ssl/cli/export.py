@@ -1,4 +1,4 @@
-"""`nest-ssl export`: a checkpoint in the formats of others."""
+"""`nest-ssl export`: convert a checkpoint to other formats."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class ExportFormat(StrEnum):
 
 def export(
     checkpoint: Annotated[
-        str, typer.Argument(metavar="CHECKPOINT", help="A .nemo, .ckpt or .safetensors file, or a name of the hub.")
+        str, typer.Argument(metavar="CHECKPOINT", help="A .nemo, .ckpt or .safetensors file, or a name on the hub.")
     ],
-    output: Annotated[Path, typer.Argument(metavar="OUT", help="A folder for huggingface, else a file.")],
+    output: Annotated[Path, typer.Argument(metavar="OUT", help="A folder for huggingface, otherwise a file.")],
     format: Annotated[
         ExportFormat, typer.Option(help="huggingface and onnx: the encoder. nemo and safetensors: the whole model.")
     ] = ExportFormat.huggingface,
 ) -> None:
-    """Write a model for transformers, NeMo, safetensors or ONNX; what a format cannot express is refused by name."""
+    """Write a model for transformers, NeMo, safetensors or ONNX; settings that a format cannot express are refused."""
     from nest_ssl.checkpoint.export import export_checkpoint
 
     for path, words in export_checkpoint(checkpoint, output, format.value).files:

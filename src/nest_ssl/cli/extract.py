@@ -1,4 +1,4 @@
-"""`nest-ssl extract`: features of a pre-trained encoder, for every utterance of an input."""
+"""`nest-ssl extract`: features from a pre-trained encoder, for every utterance of an input."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nest_ssl.cli.console import quiet
-from nest_ssl.cli.progress import show_progress
+from nest_ssl.cli.console import quiet, show_progress
 
 if TYPE_CHECKING:
     from nest_ssl.extract.extract import Extracted
@@ -47,31 +46,31 @@ class Dtype(StrEnum):
 
 def extract(
     checkpoint: Annotated[
-        str, typer.Argument(metavar="CHECKPOINT", help="A .nemo, .ckpt or .safetensors file, or a name of the hub.")
+        str, typer.Argument(metavar="CHECKPOINT", help="A .nemo, .ckpt or .safetensors file, or a name on the hub.")
     ],
     source: Annotated[
         Path, typer.Argument(metavar="INPUT", help="A manifest, a folder, a list of paths, or one audio file.")
     ],
     output: Annotated[Path, typer.Argument(metavar="OUT", help="Folder for the features and their manifest.")],
     layers: Annotated[str, typer.Option(help="all, last, or numbers such as 0,5,11; 0 is the first layer.")] = "all",
-    aggregation: Annotated[Aggregation, typer.Option(help="How the layers become one.")] = Aggregation.none,
+    aggregation: Annotated[Aggregation, typer.Option(help="How to combine the layers.")] = Aggregation.none,
     weights: Annotated[
-        str | None, typer.Option(help="For weighted: numbers such as 0.2,0.8, or results.json of a probe.")
+        str | None, typer.Option(help="For weighted: numbers such as 0.2,0.8, or a probe's results.json.")
     ] = None,
     format: Annotated[
-        FeatureFormat, typer.Option(help="A .npy or .safetensors file per utterance, or shards of many.")
+        FeatureFormat, typer.Option(help="One .npy or .safetensors file per utterance, or shards of many.")
     ] = FeatureFormat.npy,
-    dtype: Annotated[Dtype, typer.Option(help="float16 takes half the room.")] = Dtype.float32,
+    dtype: Annotated[Dtype, typer.Option(help="float16 takes half the space.")] = Dtype.float32,
     shard_mb: Annotated[float, typer.Option(help="Size of a shard.")] = 256.0,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: a GPU where there is one.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: a GPU if there is one.")] = None,
     precision: Annotated[Precision, typer.Option(help="auto: bf16 on a GPU, fp32 on a CPU.")] = Precision.auto,
     batch_seconds: Annotated[
-        float | None, typer.Option(help="Seconds of audio per batch; it changes speed and memory, not the features.")
+        float | None, typer.Option(help="Seconds of audio per batch; changes speed and memory, not the features.")
     ] = None,
-    max_duration: Annotated[float, typer.Option(help="Longer utterances, in seconds, are named and left out.")] = 600.0,
+    max_duration: Annotated[float, typer.Option(help="Leave out and name utterances of more seconds.")] = 600.0,
     workers: Annotated[int, typer.Option(min=1, help="Threads that read and write.")] = 4,
 ) -> None:
-    """Features of chosen layers: a file per utterance or shards, and their manifest. The same command goes on."""
+    """Write features of chosen layers, as one file per utterance or as shards. The same command resumes."""
     from nest_ssl.extract.extract import ExtractOptions, extract_features
     from nest_ssl.layer_features import FeatureExtractor
 
@@ -80,7 +79,7 @@ def extract(
         checkpoint, layers, aggregation.value, read_weights(weights, layers), device=device, precision=precision.value
     )
     start = time.monotonic()
-    with show_progress("extract", "utterances") as show, quiet("nest_ssl.data.manifest.manifest"):
+    with show_progress("extract", "utterances") as show, quiet("nest_ssl.data.manifest.read"):
         result = extract_features(extractor, source, output, options, show)
     print_result(output, result, time.monotonic() - start)
     if result.bad:
@@ -88,7 +87,7 @@ def extract(
 
 
 def read_weights(text: str | None, layers: str) -> list[float] | None:
-    """Numbers, or `layer_weights` of the results of `nest-ssl probe`, which must be of the same layers."""
+    """Numbers, or the `layer_weights` in the results of `nest-ssl probe`, which must be for the same layers."""
     if text is None:
         return None
     if text.endswith(".json"):
@@ -96,10 +95,10 @@ def read_weights(text: str | None, layers: str) -> list[float] | None:
             results = json.loads(Path(text).read_text())
             weights, probed = [float(weight) for weight in results["layer_weights"]], results["layers"]
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"--weights {text}: holds no 'layer_weights', as nest-ssl probe writes them.") from error
+            raise ValueError(f"--weights {text}: has no 'layer_weights' as written by nest-ssl probe.") from error
         named = ",".join(map(str, probed))
         if layers != named and not (layers == "all" and probed == list(range(len(probed)))):
-            raise ValueError(f"--weights {text}: these are of the layers {named}. Add --layers {named}.")
+            raise ValueError(f"--weights {text}: these are for layers {named}. Add --layers {named}.")
         return weights
     try:
         return [float(part) for part in text.split(",")]
@@ -111,10 +110,10 @@ def print_result(output: Path, result: Extracted, wall_s: float) -> None:
     from nest_ssl.extract.extract import BAD, INDEX
 
     speed = f", {result.audio_s / wall_s:,.0f} × real time" if result.num_new else ""
-    print(f"{output / INDEX}: {result.num_new:,} utterances in {wall_s:.1f} s{speed}; {result.num_kept:,} were there")
+    print(f"{output / INDEX}: {result.num_new:,} utterances in {wall_s:.1f} s{speed}; {result.num_kept:,} existed")
     if not result.bad:
         return
-    print(f"{output / BAD}: {len(result.bad):,} without features, with the reasons", file=sys.stderr)
+    print(f"{output / BAD}: {len(result.bad):,} without features, with reasons", file=sys.stderr)
     for file in result.bad[:MAX_NAMED]:
         print(f"  {file.path}: {file.reason}", file=sys.stderr)
     if len(result.bad) > MAX_NAMED:

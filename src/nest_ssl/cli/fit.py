@@ -22,8 +22,8 @@ def fit(
 
     cfg = compose(config_name, overrides or [], config_path)
 
-    from nest_ssl.training.fit import fit as run
-    from nest_ssl.training.fit import overrides_for
+    from nest_ssl.fit import fit as run
+    from nest_ssl.fit import overrides_for
 
     lines = overrides_for(run(cfg, memory_share=memory_share, most=most))
     typer.echo("\n".join(lines))

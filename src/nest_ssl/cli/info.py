@@ -1,4 +1,4 @@
-"""`nest-ssl info`: what a model holds, or how two differ."""
+"""`nest-ssl info`: what a model contains, or how two models differ."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 def info(
     sources: list[str] = typer.Argument(
         metavar="FILE|CONFIG [OTHER] [KEY=VALUE]...",
-        help="A .nemo, .ckpt or .safetensors file, a yaml, or an embedded configuration; two of them are compared. "
+        help="A .nemo, .ckpt or .safetensors file, a yaml, or a built-in configuration; two of them are compared. "
         "KEY=VALUE overrides configurations, such as size=xlarge.",
     ),
 ) -> None:
-    """Modules, shapes, parameters and memory of a model; for two, every difference in config and parameters."""
+    """Print modules, shapes, parameters and memory of a model; for two, every difference."""
     from nest_ssl.checkpoint.summary import is_checkpoint, open_source, summarize
 
     overrides = [text for text in sources if "=" in text and not is_checkpoint(text) and not Path(text).exists()]

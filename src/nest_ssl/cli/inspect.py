@@ -1,4 +1,4 @@
-"""`nest-ssl inspect`: data as training would see it, as tables and as a page of pictures."""
+"""`nest-ssl inspect`: the data as training will see it, as tables and as a page of pictures."""
 
 from __future__ import annotations
 
@@ -19,19 +19,20 @@ if TYPE_CHECKING:
 
 BAR_WIDTH = 40
 PADDING_LEGEND = """mean, largest: a batch with its padding. left out: utterances in incomplete batches (drop_last).
-by duration: up to the seconds of the largest shuffled batch, so in the same memory
-(lhotse exceeds it where a long utterance comes last). ≈, –: from the first 100,000 utterances."""
+by duration: up to the seconds of the largest shuffled batch, so the same memory
+(lhotse exceeds it when a long utterance comes last). ≈, –: from the first 100,000 utterances."""
 MAX_NAMED = 10
 DEFAULT_BATCH_SIZE = 16
 
 
 def inspect(
     manifest: Annotated[
-        str, typer.Argument(metavar="MANIFEST", help="Manifest(s) of the speech, as model.train_ds.manifest_filepath.")
+        str,
+        typer.Argument(metavar="MANIFEST", help="Manifest(s) of speech, as in model.train_ds.manifest_filepath."),
     ],
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Settings of training, such as model.train_ds.max_duration=30."),
+        typer.Argument(metavar="KEY=VALUE", help="Training settings, such as model.train_ds.max_duration=30."),
     ] = None,
     noise: Annotated[str | None, typer.Option(help="Manifest(s) of the noise.")] = None,
     output: Annotated[Path, typer.Option(help="The page to write.")] = Path("inspect.html"),
@@ -39,33 +40,31 @@ def inspect(
         list[int] | None,
         typer.Option(
             min=1,
-            help="Utterances per batch; repeat it to compare several, the first draws the examples. "
-            f"Default: the configuration's; {DEFAULT_BATCH_SIZE} if that is the package's.",
+            help="Utterances per batch; repeat it to compare several, the first is used for the examples. "
+            f"Default: from the configuration; {DEFAULT_BATCH_SIZE} with the built-in one.",
         ),
     ] = None,
     examples: Annotated[int, typer.Option(min=0, help="Batches to draw.")] = 2,
     files: Annotated[int, typer.Option(min=1, help="Read the headers of at most this many files.")] = 1000,
     seed: Annotated[int, typer.Option(min=0, help="Seed of order, noise, mixing, masks and the choice of files.")] = 0,
-    config_path: Annotated[
-        Path | None, typer.Option(help="Folder of the configuration; default: the package's.")
-    ] = None,
-    config_name: Annotated[str | None, typer.Option(help="Configuration of training; default: the package's.")] = None,
+    config_path: Annotated[Path | None, typer.Option(help="Folder of the configuration; default: ours.")] = None,
+    config_name: Annotated[str | None, typer.Option(help="Training configuration; default: ours.")] = None,
 ) -> None:
-    """Hours, durations, formats, padding of each way to form batches, and example batches drawn on a page."""
+    """Print hours, durations, formats and padding for each way to form batches; draw example batches on a page."""
     from nest_ssl.config.compose import DEFAULT_CONFIG
     from nest_ssl.inspect.inspect import InspectOptions, inspect_data, training_config
     from nest_ssl.inspect.page import write_page
 
     if not output.parent.is_dir():
-        raise ValueError(f"--output {output}: there is no folder {output.parent}. Make it first.")
+        raise ValueError(f"--output {output}: there is no folder {output.parent}. Create it first.")
     given = list(overrides or [])
-    if config_path is None and config_name is None:  # the package's own batch size is made to start anywhere: 2
+    if config_path is None and config_name is None:  # the built-in batch size is 2, which starts anywhere
         given.insert(0, f"model.train_ds.batch_size={DEFAULT_BATCH_SIZE}")
     config = training_config(manifest, noise, given, config_name or DEFAULT_CONFIG, config_path)
     assert config.train_ds is not None
     sizes = batch_size or [config.train_ds.batch_size or DEFAULT_BATCH_SIZE]
     options = InspectOptions(batch_sizes=sizes, max_files=files, num_examples=examples, seed=seed)
-    with quiet("nest_ssl.data.manifest.manifest"):  # its lines are in the tables
+    with quiet("nest_ssl.data.manifest.read"):  # the tables show the same
         inspection = inspect_data(config, options)
     write_page(inspection, output)
     console = make_console()
@@ -97,7 +96,7 @@ def print_manifest(console: Console, kind: str, facts: ManifestFacts) -> None:
     for bad in facts.unusable[:MAX_NAMED]:
         console.print(f"  {bad.name}: {bad.reason}", markup=False, highlight=False)
     if len(facts.unusable) > MAX_NAMED:
-        console.print(f"  … and {len(facts.unusable) - MAX_NAMED:,} more, all on the page")
+        console.print(f"  … and {len(facts.unusable) - MAX_NAMED:,} more; the page lists all")
 
 
 def print_durations(console: Console, facts: ManifestFacts) -> None:
@@ -113,7 +112,7 @@ def print_durations(console: Console, facts: ManifestFacts) -> None:
         low_s, high_s = histogram.edges_s[i : i + 2]
         start_s = low_s if empty_from_s is None else empty_from_s
         if count == 0 and i + 1 < num_bins and histogram.counts[i + 1] == 0:
-            empty_from_s = start_s  # neighbours without utterances share a row
+            empty_from_s = start_s  # adjacent empty bins share a row
             continue
         start_s, empty_from_s = (low_s if count else start_s), None
         bar = "█" * round(BAR_WIDTH * count / most) or ("▏" if count else "")
@@ -126,7 +125,7 @@ def print_padding(console: Console, batchings: Mapping[int, list[Batching]]) -> 
     if not batchings:
         return
     figures = ["per epoch", "mean", "largest", "left out", "padding"]
-    console.print("padding of each way to form batches", style="bold")
+    console.print("padding for each way to form batches", style="bold")
     table = make_table(["batches", "keys of model.train_ds"], figures)
     problems = []
     for rows in batchings.values():
@@ -147,5 +146,5 @@ def print_padding(console: Console, batchings: Mapping[int, list[Batching]]) -> 
 
 
 def _most_frequent(counts: Counter[str] | Counter[int]) -> list[tuple[Hashable, int]]:
-    """Equal ones by value, so that the order does not depend on that of the files."""
+    """Ties by value, so that the order does not depend on that of the files."""
     return sorted(counts.items(), key=lambda item: (-item[1], str(item[0])))

@@ -1,9 +1,7 @@
-"""The program `nest-ssl`."""
+"""The command `nest-ssl`."""
 
 from __future__ import annotations
 
-import atexit
-import gc
 import logging
 import os
 import sys
@@ -48,19 +46,17 @@ def _print_version(asked: bool) -> None:
 @app.callback()
 def program(
     version: bool = typer.Option(False, "--version", callback=_print_version, is_eager=True, help="Print the version."),
-    verbose: bool = typer.Option(False, "--verbose", "-v", help="Say more, and show tracebacks."),
+    verbose: bool = typer.Option(False, "--verbose", "-v", help="Log more, and show tracebacks."),
 ) -> None:
-    """NEST speech pre-training: NeMo's numbers on its own feet."""
+    """NEST speech pre-training with NeMo's numbers, without NeMo."""
     logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, format="%(message)s")
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the program; what a user can mend is one line on stderr and exit code 1, not a traceback."""
-    # To be set before torch is loaded. OpenMP threads that wait for work spin; on cores that others use too, they take
-    # the time of those that work (measured on two: up to 4.4 s a step in place of 0.2 s, with this 0.5 s at most).
+    """Run the command; errors that a user can fix are one line on stderr and exit code 1, not a traceback."""
+    # Must be set before torch is loaded. Idle OpenMP threads spin; on shared cores they steal time from those that work
+    # (measured on two cores: up to 4.4 s per step instead of 0.2 s; with this at most 0.5 s).
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    gc.set_threshold(50_000, 20, 100)  # else the search for garbage while modules are loaded takes 0.2 s
-    atexit.register(gc.freeze)  # else Python searches all modules for garbage when it ends: a second
     try:
         app(arguments)
     except (ValueError, OSError, RuntimeError) as error:

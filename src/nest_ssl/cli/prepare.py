@@ -1,27 +1,18 @@
-"""`nest-ssl prepare`: a folder, list or manifest of audio becomes a measured manifest; split and sharded on request."""
+"""`nest-ssl prepare`: turn a folder, list or manifest of audio into a measured manifest; split and shard on request."""
 
 from __future__ import annotations
 
 import os
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 
-from nest_ssl.data.sources.shards import join_shard_manifests, write_shards
+from nest_ssl.cli.console import show_progress
 from nest_ssl.prepare.ledger import Progress, bad_path
-from nest_ssl.prepare.prepare import Job, Split, count_entries, merge_jobs, part_path, prepare_manifest, split_manifest
-
-PLAIN_LINE_EVERY_S = 10.0
+from nest_ssl.prepare.manifest import Job, Split, count_entries, merge_jobs, part_path, prepare_manifest, split_manifest
+from nest_ssl.prepare.shards import join_shard_manifests, write_shards
 
 
 class Check(StrEnum):
@@ -37,20 +28,20 @@ class SplitBy(StrEnum):
 def prepare(
     source: Annotated[Path, typer.Argument(metavar="INPUT", help="A folder, a list of paths, or a manifest.")],
     output: Annotated[Path, typer.Option(help="The manifest to write, such as data/train.jsonl.")],
-    check: Annotated[Check, typer.Option(help="Decode every file to its end, or read its header only.")] = Check.decode,
+    check: Annotated[Check, typer.Option(help="Decode every file to the end, or read only its header.")] = Check.decode,
     split: Annotated[SplitBy | None, typer.Option(help="Also write M.train.jsonl and M.valid.jsonl.")] = None,
     valid_share: Annotated[float, typer.Option(help="Share of files (folders) that go to valid.")] = 0.02,
-    folder_level: Annotated[int, typer.Option(help="--split folder: 1 topmost below INPUT, -1 the file's own.")] = 1,
+    folder_level: Annotated[int, typer.Option(help="--split folder: 1: topmost below INPUT, -1: the file's own.")] = 1,
     shards: Annotated[
         int | None, typer.Option(min=1, help="Also write this many tar shards (of the train part).")
     ] = None,
-    shards_folder: Annotated[Path | None, typer.Option(help="Where to; default: beside the manifest.")] = None,
-    job: Annotated[str | None, typer.Option(metavar="I/N", help="Do the share of job I (from 0) of N.")] = None,
-    merge: Annotated[int | None, typer.Option(metavar="N", min=1, help="Join what the N jobs have measured.")] = None,
+    shards_folder: Annotated[Path | None, typer.Option(help="Their folder; default: next to the manifest.")] = None,
+    job: Annotated[str | None, typer.Option(metavar="I/N", help="Do the part of job I (from 0) of N.")] = None,
+    merge: Annotated[int | None, typer.Option(metavar="N", min=1, help="Merge the results of the N jobs.")] = None,
     workers: Annotated[int | None, typer.Option(min=0, help="Processes; default: one per core; 0: none.")] = None,
-    restart: Annotated[bool, typer.Option("--restart", help="Forget an earlier run.")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="Ignore an earlier run.")] = False,
 ) -> None:
-    """Measure audio files and write a manifest of the good ones, and M.bad.jsonl with the others and the reasons."""
+    """Measure audio files; write a manifest of the good ones, and M.bad.jsonl with the others and the reasons."""
     num_workers = _num_cores() if workers is None else workers
     part = None if job is None else Job.parse(job)
     divide = None if split is None else Split(split.value, valid_share, folder_level)
@@ -58,7 +49,7 @@ def prepare(
     if part is None or shards is None:
         _measure(source, output, check, part, merge, num_workers, restart)
     elif not target.exists():
-        raise ValueError(f"{target}: not there yet. Run the jobs without --shards, then --merge {part.count}.")
+        raise ValueError(f"{target}: does not exist yet. Run the jobs without --shards, then --merge {part.count}.")
     if part is None and divide is not None:
         counts = split_manifest(source, output, divide)
         print(*(f"{part_path(output, name)}: {count:,} utterances" for name, count in counts.items()), sep="\n")
@@ -77,7 +68,7 @@ def _measure(
     if merge is not None:
         progress = merge_jobs(source, output, merge, decode=decode, restart=restart)
     else:
-        with _display("files", lambda: count_entries(source, job)) as show:
+        with show_progress("prepare", "files", lambda: count_entries(source, job)) as show:
             progress = prepare_manifest(
                 source,
                 output,
@@ -85,14 +76,14 @@ def _measure(
                 num_workers=num_workers,
                 job=job,
                 restart=restart,
-                report=lambda now: show(now.num_done, _describe(now)),
+                report=lambda now: show(now.num_done, text=_describe(now)),
             )
     name = output if job is None else f"job {job.number}/{job.count} of {output}"
     print(f"{name}: {progress.num_good:,} utterances, {progress.duration_s / 3600:,.2f} h")
     if progress.num_bad:
-        print(f"{bad_path(output) if job is None else name}: {progress.num_bad:,} bad files, with the reasons")
+        print(f"{bad_path(output) if job is None else name}: {progress.num_bad:,} bad files, with reasons")
     if progress.num_good == 0 and job is None:
-        raise ValueError(f"{source}: no usable audio in it. {bad_path(output)} has the reasons.")
+        raise ValueError(f"{source}: contains no usable audio. {bad_path(output)} has the reasons.")
 
 
 def _describe(progress: Progress) -> str:
@@ -101,42 +92,10 @@ def _describe(progress: Progress) -> str:
 
 def _write_shards(manifest: Path, folder: Path, num_shards: int, job: Job | None, num_workers: int) -> None:
     mine = range(num_shards) if job is None else range(job.number, num_shards, job.count)
-    with _display("shards", lambda: len(mine)) as show:
+    with show_progress("prepare", "shards", lambda: len(mine)) as show:
         written = write_shards(
-            manifest, folder, num_shards, shards=mine, num_workers=num_workers, report=lambda done, _: show(done, "")
+            manifest, folder, num_shards, shards=mine, num_workers=num_workers, report=lambda done, _: show(done)
         )
-    print(f"{folder}/audio__OP_0..{num_shards - 1}_CL_.tar: {written} shards written, {len(mine) - written} were there")
+    print(f"{folder}/audio__OP_0..{num_shards - 1}_CL_.tar: {written} shards written, {len(mine) - written} existed")
     if join_shard_manifests(folder, num_shards):
         print(f"{folder}/sharded_manifests/manifest__OP_0..{num_shards - 1}_CL_.json: their manifests")
-
-
-@contextmanager
-def _display(unit: str, count: Callable[[], int]) -> Iterator[Callable[[int, str], None]]:
-    """A progress bar on a terminal, plain lines elsewhere; the total is counted while the work goes on."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield _plain_lines(unit)
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Bar(*columns, console=console) as bar:
-        task = bar.add_task(unit, total=None)
-        threading.Thread(target=lambda: bar.update(task, total=count()), daemon=True).start()
-        yield lambda done, text: bar.update(task, completed=done, description=f"{unit} {text}".strip())
-
-
-def _plain_lines(unit: str) -> Callable[[int, str], None]:
-    last = time.monotonic()
-
-    def show(done: int, text: str) -> None:
-        nonlocal last
-        if time.monotonic() - last >= PLAIN_LINE_EVERY_S:
-            last = time.monotonic()
-            print(f"prepare: {done:,} {unit} {text}".rstrip(), file=sys.stderr, flush=True)
-
-    return show

@@ -22,43 +22,41 @@ def pretrain(
     config_path: str | None = typer.Option(None, "--config-path", "-cp", help="Folder of the yaml; default: ours."),
     config_name: str = typer.Option(DEFAULT_CONFIG, "--config-name", "-cn", help="Name of the yaml."),
 ) -> None:
-    """Pre-train a NEST model, or go on with a run that was interrupted.
+    """Pre-train a NEST model, or resume a run that was interrupted.
 
     Exit codes: 0 finished, 75 ended but resumable, 1 needs a person.
     """
     from nest_ssl.config import compose
-    from nest_ssl.launch.exit_codes import FINISHED
     from nest_ssl.launch.ranks import as_rank_zero
-    from nest_ssl.training.start import start
+    from nest_ssl.training import run
+    from nest_ssl.watchdog.rank import FINISHED
 
     with as_rank_zero():
         cfg = compose(config_name, overrides or [], config_path)
     arguments = [f"--config-name={config_name}"] if config_name != DEFAULT_CONFIG else []
     arguments += [f"--config-path={config_path}"] if config_path else []
-    outcome = start(cfg, [*arguments, *(overrides or [])])
+    verbose = logging.getLogger().isEnabledFor(logging.DEBUG)
+    command = run.pretrain_command([*arguments, *(overrides or [])], verbose=verbose)
+    outcome = run.run(cfg, run.pretrain, command)
     if outcome.exit_code == FINISHED and outcome.speaks:
         show_result(cfg, outcome.run_dir)
     raise typer.Exit(outcome.exit_code)
 
 
 def show_result(cfg: NestConfig, run_dir: Path) -> None:
-    """Write the report of a finished run; say what came out, where it is, and what to do next."""
+    """Write the report of a finished run; print what came out, where it is, and what to do next."""
     from nest_ssl.config import ExperimentConfig
-    from nest_ssl.report.metrics import read_metrics
-    from nest_ssl.report.verdict import setback
-    from nest_ssl.training.experiment import RunFolder
-    from nest_ssl.training.summary import describe, places, summarize
+    from nest_ssl.run_folder import RunFolder
+    from nest_ssl.run_verdict import judge, read_metrics, summary_lines
 
     _write_report(run_dir)
-    params = (cfg.exp_manager or ExperimentConfig()).checkpoint_callback_params
-    folder, console = RunFolder(run_dir, params.dirpath), make_console()
-    summary = summarize(folder, cfg)
-    found = places(folder, cfg)
+    exp = cfg.exp_manager or ExperimentConfig()
+    folder, console = RunFolder(run_dir, exp.checkpoint_callback_params.dirpath), make_console()
+    metrics = read_metrics(folder.metrics_csv)
+    found = folder.results(exp)
     console.print()
-    if summary is not None:
-        console.print(describe(summary))
-        if (lost := setback(read_metrics(folder.metrics_csv), cfg.model.num_classes)) is not None:
-            console.print(lost)
+    for line in summary_lines(metrics, judge(metrics, cfg.model.num_classes)):
+        console.print(line)
     for name, place in found.items():
         console.print(f"{name:>12}: {place}", soft_wrap=True)
     if "model" in found:
@@ -70,11 +68,12 @@ def show_result(cfg: NestConfig, run_dir: Path) -> None:
 def _next_commands(cfg: NestConfig, model: str) -> list[str]:
     by_steps = cfg.trainer.max_steps > 0
     longer = f"max_steps={2 * cfg.trainer.max_steps}" if by_steps else f"max_epochs={2 * (cfg.trainer.max_epochs or 1)}"
-    longer += " trainer.max_time=null" * (cfg.trainer.max_time is not None)  # which counts what was trained already
+    if cfg.trainer.max_time is not None:  # it counts what was trained already
+        longer += " trainer.max_time=null"
     return [
         f"nest-ssl info {model}    # what is in it",
-        f"nest-ssl pretrain … trainer.{longer}    # the same command with this goes on from here",
-        "nest-ssl prepare FOLDER --output train.jsonl    # then the same with audio of yours",
+        f"nest-ssl pretrain … trainer.{longer}    # the same command with this resumes the run",
+        "nest-ssl prepare FOLDER --output train.jsonl    # then the same with your own audio",
     ]
 
 

@@ -1,4 +1,4 @@
-"""`nest-ssl probe`: what an encoder knows about a label, beside log-mel statistics and random weights."""
+"""`nest-ssl probe`: how well an encoder predicts a label, next to log-mel statistics and random weights."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nest_ssl.cli.console import make_console, make_table, quiet
-from nest_ssl.cli.progress import show_progress
+from nest_ssl.cli.console import make_console, make_table, quiet, show_progress
 
 if TYPE_CHECKING:
     from nest_ssl.probe.probe import ProbeResult
@@ -22,12 +21,15 @@ class Head(StrEnum):
 
 def probe(
     checkpoint: Annotated[
-        str, typer.Argument(metavar="CHECKPOINT", help="A .nemo, .ckpt or .safetensors file, or a name of the hub.")
+        str, typer.Argument(metavar="CHECKPOINT", help="A .nemo, .ckpt or .safetensors file, or a name on the hub.")
     ],
-    train: Annotated[str, typer.Option(metavar="MANIFEST", help="Utterances to learn from.")],
+    train: Annotated[str, typer.Option(metavar="MANIFEST", help="Utterances to train on.")],
     test: Annotated[str, typer.Option(metavar="MANIFEST", help="Utterances to test on.")],
-    label: Annotated[str, typer.Option(metavar="KEY", help="Key of the manifests that holds the label.")],
     output: Annotated[Path, typer.Option(metavar="DIR", help="Folder for results.json and the pictures.")],
+    label: Annotated[str | None, typer.Option(metavar="KEY", help="Key of the manifests that has the label.")] = None,
+    task: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A registered task (docs/extending.md), instead of --label.")
+    ] = None,
     layers: Annotated[str, typer.Option(help="all, last, or numbers such as 0,5,11.")] = "all",
     head: Annotated[
         Head | None, typer.Option(help="linear on mean and std over time, or attentive statistics. Default: linear.")
@@ -36,13 +38,13 @@ def probe(
         bool, typer.Option("--finetune", help="Train the encoder too, with an attentive head.")
     ] = False,
     snr: Annotated[float | None, typer.Option(help="Add noise to the test audio at this ratio, in dB.")] = None,
-    noise: Annotated[str | None, typer.Option(metavar="MANIFEST", help="Where that noise comes from.")] = None,
-    labels_per_class: Annotated[int | None, typer.Option(min=1, help="Learn from this many of each class.")] = None,
+    noise: Annotated[str | None, typer.Option(metavar="MANIFEST", help="The noise to add.")] = None,
+    labels_per_class: Annotated[int | None, typer.Option(min=1, help="Train on this many of each class.")] = None,
     epochs: Annotated[int, typer.Option(min=1, help="Attentive head: passes over the training set.")] = 20,
-    lr: Annotated[float, typer.Option(help="Attentive head: its learning rate.")] = 1e-3,
-    encoder_lr: Annotated[float, typer.Option(help="--finetune: the encoder's learning rate.")] = 1e-4,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: a GPU where there is one.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of noise, choice of labels, random weights and resampling.")] = 0,
+    lr: Annotated[float, typer.Option(help="Attentive head: learning rate.")] = 1e-3,
+    encoder_lr: Annotated[float, typer.Option(help="--finetune: learning rate of the encoder.")] = 1e-4,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: a GPU if there is one.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of noise, choice of labels, random weights, resampling.")] = 0,
 ) -> None:
     """Train a small classifier on frozen features; compare it with log-mel statistics and with random weights."""
     from nest_ssl.probe.attentive import TrainingOptions
@@ -51,20 +53,20 @@ def probe(
 
     chosen = head.value if head is not None else "attentive" if finetune else "linear"
     training = TrainingOptions(finetune=finetune, epochs=epochs, lr=lr, encoder_lr=encoder_lr)
-    options = ProbeOptions(label, layers, chosen, snr, noise, labels_per_class, training, seed)
+    options = ProbeOptions(label, layers, chosen, snr, noise, labels_per_class, training, seed, task)
     unit = "utterances" if chosen == "linear" else "steps"
-    with show_progress("probe", unit) as show, quiet("nest_ssl.data.manifest.manifest"):
+    with show_progress("probe", unit) as show, quiet("nest_ssl.data.manifest.read"):
         result = run_probe(checkpoint, train, test, options, device=device, report=show)
     write_results(result, options, output, {"checkpoint": checkpoint, "train": train, "test": test})
-    print_result(result, options.label)
+    print_result(result, options.name)
     print(f"{output}: results.json, layer_weights.svg, confusion.svg")
 
 
-def print_result(result: ProbeResult, label: str) -> None:
+def print_result(result: ProbeResult, name: str) -> None:
     console = make_console()
     console.print(
-        f"{label}: {len(result.classes)} classes, {result.num_train:,} utterances to learn from, "
-        f"{result.num_test:,} to test on; always the most frequent class: {result.most_frequent:.3f}",
+        f"{name}: {len(result.classes)} classes, {result.num_train:,} training utterances, "
+        f"{result.num_test:,} test utterances; always the most frequent class: {result.most_frequent:.3f}",
         highlight=False,
     )
     table = make_table(["system"], ["accuracy", "95 % interval", "encoder is better by", "95 % interval"])

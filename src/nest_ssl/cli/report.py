@@ -1,4 +1,4 @@
-"""`nest-ssl report`: a pre-training run on one page."""
+"""`nest-ssl report`: one page about a pre-training run."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from nest_ssl.cli.console import quiet
 
 
 def report(
-    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The folder of a run, finished or not.")],
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="A run folder, finished or not.")],
     output: Annotated[Path | None, typer.Option(help="The page to write; default: RUN_DIR/report.html.")] = None,
 ) -> None:
     """Curves, codebook use, a verdict, and an utterance with its tokens: one HTML file that needs no network."""
     from nest_ssl.report.report import write_run_report
 
-    with quiet("nest_ssl.data.manifest.manifest"):  # sizes of manifests are no news of a run
-        path = write_run_report(run_dir, output=output)
-    print(path)
+    with quiet("nest_ssl.data.manifest.read"):  # sizes of manifests say nothing about the run
+        print(write_run_report(run_dir, output=output))

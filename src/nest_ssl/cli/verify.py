@@ -1,4 +1,4 @@
-"""`nest-ssl verify`: a model file against NeMo."""
+"""`nest-ssl verify`: compare a model file with NeMo."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from nest_ssl.cli.console import make_console, make_table
 def verify(
     files: list[Path] = typer.Argument(metavar="FILE.nemo...", help="Model files to check."),
     recorded: Path | None = typer.Option(
-        None, help="NeMo's recorded numbers (.npz, with batch.npz beside it); default: those beside the file, if any."
+        None, help="NeMo's recorded numbers (.npz, with batch.npz next to it); default: those next to the file, if any."
     ),
     nemo_python: str | None = typer.Option(
-        None, envvar="NEST_SSL_NEMO_PYTHON", help="An interpreter that has nemo_toolkit[asr]; default: this one."
+        None, envvar="NEST_SSL_NEMO_PYTHON", help="A Python interpreter with nemo_toolkit[asr]; default: this one."
     ),
-    report: Path | None = typer.Option(None, help="Write the outcome as a page (Markdown)."),
+    report: Path | None = typer.Option(None, help="Write the result as a Markdown page."),
 ) -> None:
-    """Check model files against recorded numbers, or against NeMo itself where it can be run."""
+    """Compare model files with recorded numbers, or with NeMo itself if it can be run."""
     from nest_ssl.verify import verify as verify_file
     from nest_ssl.verify import write_report
 
     console = make_console()
     results = [verify_file(path, recorded, nemo_python) for path in files]
     for result in results:
-        against = f"against {result.against}" if result.against else "by itself"
+        against = f"compared with {result.against}" if result.against else "checked without NeMo"
         console.print(f"{result.file}, {against}", style="bold")
         table = make_table(["stage", "what"], ["largest difference", "allowed", ""])
         for check in result.checks:
@@ -36,7 +36,7 @@ def verify(
         console.print(table)
         if not result.against:
             console.print(
-                "Not compared with NeMo: there are no recorded numbers beside the file and NeMo cannot be imported. "
+                "Not compared with NeMo: there are no recorded numbers next to the file and NeMo cannot be imported. "
                 "Give --recorded or --nemo-python to compare."
             )
     if report is not None:

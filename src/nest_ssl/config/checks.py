@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Collection
-from typing import NoReturn
+from datetime import timedelta
+from typing import Any, NoReturn
 
 
 def at_least(key: str, value: float, least: float) -> None:
@@ -41,3 +43,16 @@ def known_name(key: str, value: str, known: Collection[str]) -> None:
 def not_supported(key: str, value: object, way_out: str) -> NoReturn:
     """For what NeMo has and nest-ssl has not; docs/alignment.md lists them."""
     raise ValueError(f"{key}: {value!r} exists in NeMo but not in nest-ssl; {way_out}.")
+
+
+def duration_s(key: str, value: str | dict[str, Any]) -> float:
+    """The seconds of DD:HH:MM:SS, or of a mapping such as {hours: 2}."""
+    if isinstance(value, str):
+        if not re.fullmatch(r"\d+:\d+:\d+:\d+", value):
+            raise ValueError(f"{key}: {value!r} is not of the form DD:HH:MM:SS.")
+        days, hours, minutes, seconds = (int(part) for part in value.split(":"))
+        return timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds).total_seconds()
+    try:
+        return timedelta(**value).total_seconds()
+    except TypeError as error:
+        raise ValueError(f"{key}: {value!r} has keys other than weeks, days, hours, minutes and seconds.") from error

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
-from nest_ssl.config.checks import at_least, one_of, probability
-from nest_ssl.config.targets import resolve_target
+from nest_ssl import plugins
+from nest_ssl.config.checks import at_least, known_name, one_of, probability
+from nest_ssl.config.targets import TARGETS, resolve_target
 
 Paths = str | list[str] | list[list[str]] | None
 """One path, a comma-separated list of them, a list, or a list of lists (buckets)."""
@@ -17,7 +18,8 @@ class AugmentorConfig:
     """`batch_augmentor:`: which utterances get noise or other speakers, how much and how loud."""
 
     _target_: str = "nest_ssl.data.MultiSpeakerNoiseAugmentation"
-    """MultiSpeakerNoiseAugmentation or SpeakerNoiseAugmentation."""
+    """MultiSpeakerNoiseAugmentation, SpeakerNoiseAugmentation, or a registered name (docs/extending.md), which then
+    gets all other keys of the section as arguments."""
     prob: float = 0.0
     """Probability that an utterance is augmented."""
     noise_ratio: float = 0.0
@@ -44,9 +46,24 @@ class AugmentorConfig:
     """Most speakers added."""
     keep_unselected_noise: bool = True
     """Add the sampled noise at its own level to utterances not selected, as NeMo does; false: leave them clean."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """The arguments of a registered augmentation."""
+
+    @classmethod
+    def rearranged(cls, section: dict[str, Any]) -> dict[str, Any]:
+        """Move the keys of a registered augmentation to `options`, unless they are there already (a saved config)."""
+        target = section.get("_target_")
+        if not isinstance(target, str) or "options" in section or _registered(target) is None:
+            return section
+        return {"_target_": target, "options": {key: value for key, value in section.items() if key != "_target_"}}
 
     def __post_init__(self) -> None:
         where = "batch_augmentor"
+        if _registered(self._target_) is not None:
+            self._check_nothing_else_is_set(where)
+            return
+        if self.options:
+            raise ValueError(f"{where}.options: belongs to registered augmentations; '{self._target_}' is none.")
         name = resolve_target(self._target_, f"{where}._target_")
         one_of(f"{where}._target_", name, ("SpeakerNoiseAugmentation", "MultiSpeakerNoiseAugmentation"))
         for key in ("prob", "noise_ratio", "min_mix_rate", "max_mix_rate"):
@@ -56,6 +73,16 @@ class AugmentorConfig:
         for key in ("r_speech", "r_noise", "mix_rate", "num_segments", "num_speakers"):
             at_least(f"{where}.max_{key}", getattr(self, f"max_{key}"), getattr(self, f"min_{key}"))
 
+    def _check_nothing_else_is_set(self, where: str) -> None:
+        for key in fields(self):
+            if key.default is not MISSING and key.name != "_target_" and getattr(self, key.name) != key.default:
+                raise ValueError(f"{where}.{key.name}: set it in {where}.options, where '{self._target_}' gets it.")
+
+
+def _registered(target: str) -> Any:
+    """Return the augmentation registered as `target`, if there is one."""
+    return plugins.augmentations.find(target, built_in=TARGETS)
+
 
 @dataclass
 class DatasetConfig:
@@ -63,6 +90,10 @@ class DatasetConfig:
 
     manifest_filepath: Paths = None
     """JSON-lines manifest(s) of the speech."""
+    source: str | None = None
+    """A registered data source that replaces the manifests (docs/extending.md)."""
+    source_options: dict[str, Any] = field(default_factory=dict)
+    """Arguments of `source`."""
     noise_manifest: Paths = None
     """JSON-lines manifest(s) of the noise; null: none."""
     noise_bank_gb: float = 0.0
@@ -194,7 +225,19 @@ class DatasetConfig:
         strategies = ("fixed_order", "synced_randomized", "fully_randomized")
         one_of("bucketing_strategy", self.bucketing_strategy, strategies)
         one_of("pad_audio_mode", self.pad_audio_mode, ("repeat", "zero"))
+        self._check_source()
         self._check_combinations()
+
+    def _check_source(self) -> None:
+        if self.source is None:
+            if self.source_options:
+                raise ValueError("source_options: needs 'source', the name of a registered data source.")
+            return
+        if plugins.sources.find(self.source) is None:
+            known_name("source", self.source, plugins.sources.names())
+        for key in ("use_lhotse", "is_tarred", "is_concat", "bucketing_batch_size"):
+            if getattr(self, key):
+                raise ValueError(f"{key}: cannot be combined with source: '{self.source}', which is one dataset.")
 
     def _check_combinations(self) -> None:
         if self.batch_duration is not None and not (self.use_bucketing or self.use_lhotse):

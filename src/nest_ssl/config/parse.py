@@ -99,6 +99,8 @@ def _checked(
     schema: type[Any], data: dict[str, Any], where: str, unused: Mapping[str, str], dropped: list[str]
 ) -> dict[str, Any]:
     """`data` without its `_target_` (checked) and unused keys; unknown keys are an error with the nearest known one."""
+    if hasattr(schema, "rearranged"):
+        data = schema.rearranged(data)
     hints = typing.get_type_hints(schema)
     known = {f.name for f in dataclasses.fields(schema) if f.init}
     out: dict[str, Any] = {}

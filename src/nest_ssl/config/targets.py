@@ -1,8 +1,13 @@
-"""The closed table of `_target_` names. A name outside it is an error, never an import."""
+"""The closed table of `_target_` names. A name outside it is an error, never an import.
+
+Other packages add augmentations by registering their names (`nest_ssl.plugins`).
+"""
 
 from __future__ import annotations
 
 import difflib
+
+from nest_ssl.plugins import augmentations
 
 _OURS = {
     "AudioToMelSpectrogramPreprocessor": "nest_ssl.modules",
@@ -44,9 +49,9 @@ TARGETS: dict[str, str] = {
 
 
 def resolve_target(target: object, where: str) -> str:
-    """The class name that `_target_: target` stands for."""
+    """Return the class name that `_target_: target` stands for."""
     if not isinstance(target, str) or target not in TARGETS:
-        near = difflib.get_close_matches(str(target), TARGETS, n=1, cutoff=0.6)
+        near = difflib.get_close_matches(str(target), [*TARGETS, *augmentations.names()], n=1, cutoff=0.6)
         hint = f" Did you mean '{near[0]}'?" if near else ""
         raise ValueError(f"{where}: '{target}' is not a class this program builds.{hint}")
     return TARGETS[target]

@@ -2,19 +2,61 @@
 
 from __future__ import annotations
 
-import re
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
-from nest_ssl.config.checks import at_least, probability
+from nest_ssl.config.checks import at_least, duration_s, probability
 from nest_ssl.config.model import ModelConfig
 from nest_ssl.config.targets import resolve_target
 from nest_ssl.config.watchdog import DebugConfig, LaunchConfig, WatchdogConfig
 
+LIGHTNING = "Bring your own pl.Trainer instead: nest_ssl.lightning, examples/train_lightning.py."
+
+NO_EFFECT: dict[str, str] = {
+    "use_distributed_sampler": "the batch plan gives every rank its share of the data",
+    "limit_test_batches": "pre-training has no test loop",
+    "limit_predict_batches": "pre-training has no prediction loop",
+    "reload_dataloaders_every_n_epochs": "the batch plan shuffles every epoch without new loaders",
+    "default_root_dir": "exp_manager.exp_dir decides where a run is kept",
+    "enable_checkpointing": "exp_manager.create_checkpoint_callback decides",
+    "logger": "exp_manager creates the loggers",
+    "enable_autolog_hparams": "hparams.yaml always contains the configuration",
+    "model_registry": "belongs to a service of Lightning's authors",
+}
+"""Fields of Lightning's Trainer that change neither results nor stopping here; where one is set, the log says so."""
+
+REFUSED: dict[str, str] = {
+    "overfit_batches": "the batch plan has no such mode. Use trainer.limit_train_batches.",
+    "callbacks": f"the training loop calls no callbacks. {LIGHTNING}",
+    "plugins": f"the training loop takes no plugins. {LIGHTNING}",
+    "barebones": "it would switch off checkpoints and logging. Use benchmarks/train_step.py to time steps.",
+}
+"""Fields of Lightning's Trainer that are refused where they are set."""
+
+PRECISIONS: dict[str, str] = {
+    "32": "32",
+    "32-true": "32",
+    "None": "32",
+    "bf16": "bf16-mixed",
+    "bf16-mixed": "bf16-mixed",
+    "16": "16-mixed",
+    "16-mixed": "16-mixed",
+}
+"""Accepted values of `trainer.precision`, NeMo's short names included."""
+
+STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true", "fsdp")
+PROFILERS = ("simple", "advanced", "pytorch")
+Limit = int | float | None
+"""Batches: a number (int), a share (float), or all (None)."""
+
 
 @dataclass
 class TrainerConfig:
-    """`trainer:`: Lightning's Trainer arguments, by their own names."""
+    """`trainer:`: the arguments of Lightning's Trainer, under their own names.
+
+    Every field works, or has no effect and says so (`NO_EFFECT`), or is refused (`REFUSED`).
+    """
 
     devices: int | str | list[int] = 1
     """Devices per node; -1 or 'auto': all."""
@@ -23,7 +65,7 @@ class TrainerConfig:
     accelerator: str = "auto"
     """auto, cpu or gpu."""
     strategy: str | dict[str, Any] = "auto"
-    """auto, ddp and its variants, fsdp, or a `_target_` of one of Lightning's strategies."""
+    """auto, ddp and its variants, fsdp, or a `_target_` of Lightning's DDPStrategy or FSDPStrategy."""
     precision: int | str | None = 32
     """32, bf16 or 16."""
     max_epochs: int | None = None
@@ -32,47 +74,148 @@ class TrainerConfig:
     """Optimizer steps; -1: until max_epochs."""
     min_steps: int | None = None
     max_time: str | dict[str, int] | None = None
+    """DD:HH:MM:SS of training, earlier parts of a resumed run included."""
     limit_train_batches: int | float | None = None
     limit_val_batches: int | float | None = None
     limit_test_batches: int | float | None = None
     limit_predict_batches: int | float | None = None
     overfit_batches: int | float = 0.0
     fast_dev_run: int | bool = False
-    val_check_interval: int | float | None = 1.0
-    """Validate after this share of an epoch (float) or this many batches (int)."""
+    """A dry run: this many batches of training and validation, nothing saved, nothing logged."""
+    val_check_interval: int | float | str | dict[str, int] | None = 1.0
+    """Validate after this share of an epoch (float), this many batches (int), or this time (DD:HH:MM:SS)."""
     check_val_every_n_epoch: int | None = 1
+    """Validate in every n-th epoch; null: count batches across epochs."""
     num_sanity_val_steps: int | None = 0
+    """Validation batches to run before training; -1: all."""
     log_every_n_steps: int | None = 10
     enable_checkpointing: bool | None = False
-    """Left to exp_manager."""
     enable_progress_bar: bool | None = True
     enable_model_summary: bool | None = None
     accumulate_grad_batches: int = 1
     gradient_clip_val: int | float | None = None
     gradient_clip_algorithm: str | None = None
+    """norm or value; null: norm."""
     deterministic: bool | str | None = None
+    """Use deterministic algorithms only; 'warn': where there are some."""
     benchmark: bool | None = False
+    """Let cuDNN choose its algorithms by timing them."""
     inference_mode: bool = True
+    """Validate under torch.inference_mode rather than torch.no_grad."""
     use_distributed_sampler: bool = False
-    """Always false here: the batch plan gives every rank its slice."""
     profiler: str | None = None
+    """simple: time per stage. advanced: Python functions. pytorch: a trace of kernels. Written to the run folder."""
     detect_anomaly: bool = False
+    """Raise where a backward pass first produces NaN; slow."""
     sync_batchnorm: bool = False
-    """Share batch statistics between GPUs: two collectives per conformer layer, one forward and one backward."""
+    """Share batch statistics between ranks: two collectives per conformer layer, one forward and one backward."""
     reload_dataloaders_every_n_epochs: int = 0
     default_root_dir: str | None = None
     logger: bool | None = False
-    """Left to exp_manager."""
+    callbacks: Any = None
+    plugins: Any = None
+    barebones: bool = False
+    model_registry: str | None = None
+    enable_autolog_hparams: bool = True
+
+    def keys(self) -> list[str]:
+        """The fields, so that `Trainer(**cfg.trainer)` works."""
+        return [field.name for field in dataclasses.fields(self)]
+
+    def __getitem__(self, key: str) -> Any:
+        return getattr(self, key)
 
     def __post_init__(self) -> None:
         at_least("trainer.num_nodes", self.num_nodes, 1)
         at_least("trainer.accumulate_grad_batches", self.accumulate_grad_batches, 1)
-        if self.overfit_batches:
-            raise ValueError("trainer.overfit_batches: the batch plan knows no such thing. Use limit_train_batches.")
-        if isinstance(self.strategy, dict):
-            name = resolve_target(self.strategy.get("_target_"), "trainer.strategy._target_")
-            if not name.endswith("Strategy"):
-                raise ValueError(f"trainer.strategy._target_: {name} is not a strategy.")
+        for name, reason in REFUSED.items():
+            if getattr(self, name):
+                raise ValueError(f"trainer.{name}: {reason}")
+        _check_precision(self.precision)
+        _check_strategy(self.strategy)
+        if self.gradient_clip_algorithm not in (None, "norm", "value"):
+            raise ValueError(
+                f"trainer.gradient_clip_algorithm: {self.gradient_clip_algorithm!r} is neither 'norm' nor 'value'."
+            )
+        if self.profiler not in (None, *PROFILERS):
+            raise ValueError(f"trainer.profiler: there is no {self.profiler!r}. Known: {', '.join(PROFILERS)}.")
+        if self.deterministic not in (None, True, False, "warn"):
+            raise ValueError(f"trainer.deterministic: {self.deterministic!r} is neither true, false nor 'warn'.")
+        self._check_counts()
+        if self.max_time is not None:
+            duration_s("trainer.max_time", self.max_time)
+
+    def _check_counts(self) -> None:
+        for name in ("limit_train_batches", "limit_val_batches"):
+            limit = getattr(self, name)
+            if isinstance(limit, float) and not 0 <= limit <= 1:
+                raise ValueError(f"trainer.{name}: {limit} is no share between 0.0 and 1.0; a count has no point.")
+            if isinstance(limit, int) and limit < 0:
+                raise ValueError(f"trainer.{name}: {limit} is less than 0. Use null for all batches.")
+        interval = self.val_check_interval
+        if isinstance(interval, float) and not 0 < interval <= 1:
+            raise ValueError(
+                f"trainer.val_check_interval: {interval} is no share of an epoch, above 0.0 and at most 1.0. "
+                f"A count of batches has no point."
+            )
+        if isinstance(interval, int) and interval < 1:
+            raise ValueError(f"trainer.val_check_interval: {interval} is less than 1 batch.")
+        if isinstance(interval, (str, dict)):
+            duration_s("trainer.val_check_interval", interval)
+        if self.check_val_every_n_epoch is None and isinstance(interval, float):
+            raise ValueError(
+                "trainer.check_val_every_n_epoch=null: needs trainer.val_check_interval as a number of batches, "
+                f"not as the share {interval}."
+            )
+        if self.check_val_every_n_epoch is not None:
+            at_least("trainer.check_val_every_n_epoch", self.check_val_every_n_epoch, 1)
+
+    def without_effect(self) -> list[str]:
+        """One line for each field that is set and has no effect here."""
+        defaults = TrainerConfig()
+        return [
+            f"trainer.{name}: has no effect; {reason}."
+            for name, reason in NO_EFFECT.items()
+            if getattr(self, name) not in (None, getattr(defaults, name))
+        ]
+
+    @property
+    def strategy_name(self) -> str:
+        """'ddp' or 'fsdp'; with one rank both mean no exchange."""
+        name = self.strategy if isinstance(self.strategy, str) else self.strategy["_target_"].rpartition(".")[2]
+        return "fsdp" if name in ("fsdp", "FSDPStrategy") else "ddp"
+
+
+def _check_precision(precision: int | str | None) -> None:
+    if str(precision) in PRECISIONS:
+        return
+    if str(precision) in ("bf16-true", "16-true", "transformer-engine", "transformer-engine-float16"):
+        raise ValueError(
+            f"trainer.precision={precision}: would round the audio, and with it the codes to predict. Use bf16 or 16."
+        )
+    raise ValueError(f"trainer.precision={precision}: not supported. Use 32, bf16 or 16.")
+
+
+STRATEGY_OPTIONS: dict[str, tuple[str, ...]] = {
+    "DDPStrategy": ("process_group_backend", "find_unused_parameters", "gradient_as_bucket_view", "static_graph"),
+    "FSDPStrategy": ("process_group_backend",),
+    "SingleDeviceStrategy": (),
+}
+"""Options of Lightning's strategies that are accepted. The last three of DDP tune torch's own exchange of gradients;
+ours needs no such tuning, and its results are the same."""
+
+
+def _check_strategy(strategy: str | dict[str, Any]) -> None:
+    if isinstance(strategy, dict):
+        name = resolve_target(strategy.get("_target_"), "trainer.strategy._target_")
+        if name not in STRATEGY_OPTIONS:
+            raise ValueError(f"trainer.strategy._target_: {name} is not a strategy.")
+        for option in strategy.keys() - {"_target_", *STRATEGY_OPTIONS[name]}:
+            raise ValueError(f"trainer.strategy.{option}: not supported for {name}. {LIGHTNING}")
+        return
+    if strategy not in STRATEGIES:
+        known = ", ".join(STRATEGIES)
+        raise ValueError(f"trainer.strategy={strategy}: not supported. Use one of {known}. {LIGHTNING}")
 
 
 @dataclass
@@ -100,15 +243,15 @@ class CheckpointConfig:
     save_nemo_on_train_end: bool = True
     save_on_train_epoch_end: bool = False
     train_time_interval: str | None = None
-    """Also save every DD:HH:MM:SS."""
+    """Save at least every DD:HH:MM:SS; null: every 15 minutes."""
 
     def __post_init__(self) -> None:
         where = "exp_manager.checkpoint_callback_params"
         if not self.postfix.endswith(".nemo"):
             raise ValueError(f"{where}.postfix: {self.postfix!r} does not end with '.nemo'.")
         interval = self.train_time_interval
-        if interval is not None and not re.fullmatch(r"\d+:\d+:\d+:\d+", interval):
-            raise ValueError(f"{where}.train_time_interval: {interval!r} is not of the form DD:HH:MM:SS.")
+        if interval is not None:
+            duration_s(f"{where}.train_time_interval", interval)
         if interval is not None and self.every_n_train_steps is not None:
             raise ValueError(f"{where}: give train_time_interval or every_n_train_steps, not both.")
         if self.save_weights_only and self.always_save_nemo:
@@ -184,10 +327,12 @@ class ExperimentConfig:
     log_global_rank_0_only: bool = False
     """Keep a log file of rank 0 only."""
     max_time_per_run: str | None = None
-    """DD:HH:MM:SS after which a run ends; the same command goes on with it, for as long again."""
+    """DD:HH:MM:SS after which a run ends; the same command resumes it, for as long again."""
     ema: EmaConfig = field(default_factory=EmaConfig)
 
     def __post_init__(self) -> None:
+        if self.max_time_per_run is not None:
+            duration_s("exp_manager.max_time_per_run", self.max_time_per_run)
         if self.ema.enable and self.checkpoint_callback_params.save_weights_only:
             raise ValueError(
                 "exp_manager.ema: with checkpoint_callback_params.save_weights_only, checkpoints would hold the weights"

@@ -1,4 +1,4 @@
-"""Manifests, noise, augmentation, datasets, the batch plan and its loaders."""
+"""Manifests, data sources, the batch plan, noise and augmentation, and the loader."""
 
 from __future__ import annotations
 
@@ -7,19 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from nest_ssl.data.batch.augmentation import (
+        Augmentation,
         MultiSpeakerNoiseAugmentation,
+        NoiseSource,
         SpeakerNoiseAugmentation,
         build_augmentor,
+        load_noise_audio,
+        sample_noise,
     )
-    from nest_ssl.data.batch.bad_data import BadDataError, BadDataLog, BadFile
-    from nest_ssl.data.batch.batch import AudioNoiseBatch, AudioNoiseItem, collate
-    from nest_ssl.data.batch.loader import PlannedLoader
-    from nest_ssl.data.batch.noise import NoiseSource, load_noise_audio, sample_noise
+    from nest_ssl.data.batch.collate import AudioNoiseBatch, AudioNoiseItem, BadDataError, BadFile, collate
+    from nest_ssl.data.batch.loader import BadDataLog, PlannedLoader
+    from nest_ssl.data.batch.make import Speech
+    from nest_ssl.data.build import build_loader
     from nest_ssl.data.manifest.lines import ManifestError
-    from nest_ssl.data.manifest.manifest import Manifest, Utterance, open_manifests
-    from nest_ssl.data.manifest.paths import split_groups, split_paths
-    from nest_ssl.data.sources.build import build_loader
-    from nest_ssl.data.sources.files import AudioNoiseDataset
+    from nest_ssl.data.manifest.read import Manifest, Utterance, open_manifests, split_groups, split_paths
+    from nest_ssl.data.sources.files import AudioNoiseDataset, Source
     from nest_ssl.data.sources.lhotse import LhotseAudioNoiseDataset
     from nest_ssl.data.sources.tar import TarredAudioNoiseDataset
 
@@ -27,6 +29,7 @@ __all__ = [
     "AudioNoiseBatch",
     "AudioNoiseDataset",
     "AudioNoiseItem",
+    "Augmentation",
     "BadDataError",
     "BadDataLog",
     "BadFile",
@@ -36,7 +39,9 @@ __all__ = [
     "MultiSpeakerNoiseAugmentation",
     "NoiseSource",
     "PlannedLoader",
+    "Source",
     "SpeakerNoiseAugmentation",
+    "Speech",
     "TarredAudioNoiseDataset",
     "Utterance",
     "build_augmentor",
@@ -49,32 +54,35 @@ __all__ = [
     "split_paths",
 ]
 
-# torch and lhotse take seconds to import: wait until something needs them, so that the command line and the workers of
+# torch takes seconds to import: it is not loaded before something needs it, so that the command line and the workers of
 # `nest-ssl prepare` start at once.
 _HOMES = {
-    "AudioNoiseBatch": "batch.batch",
+    "AudioNoiseBatch": "batch.collate",
     "AudioNoiseDataset": "sources.files",
-    "AudioNoiseItem": "batch.batch",
-    "BadDataError": "batch.bad_data",
-    "BadDataLog": "batch.bad_data",
-    "BadFile": "batch.bad_data",
+    "AudioNoiseItem": "batch.collate",
+    "Augmentation": "batch.augmentation",
+    "BadDataError": "batch.collate",
+    "BadDataLog": "batch.loader",
+    "BadFile": "batch.collate",
     "LhotseAudioNoiseDataset": "sources.lhotse",
-    "Manifest": "manifest.manifest",
+    "Manifest": "manifest.read",
     "ManifestError": "manifest.lines",
     "MultiSpeakerNoiseAugmentation": "batch.augmentation",
-    "NoiseSource": "batch.noise",
+    "NoiseSource": "batch.augmentation",
     "PlannedLoader": "batch.loader",
+    "Source": "sources.files",
     "SpeakerNoiseAugmentation": "batch.augmentation",
+    "Speech": "batch.make",
     "TarredAudioNoiseDataset": "sources.tar",
-    "Utterance": "manifest.manifest",
+    "Utterance": "manifest.read",
     "build_augmentor": "batch.augmentation",
-    "build_loader": "sources.build",
-    "collate": "batch.batch",
-    "load_noise_audio": "batch.noise",
-    "open_manifests": "manifest.manifest",
-    "sample_noise": "batch.noise",
-    "split_groups": "manifest.paths",
-    "split_paths": "manifest.paths",
+    "build_loader": "build",
+    "collate": "batch.collate",
+    "load_noise_audio": "batch.augmentation",
+    "open_manifests": "manifest.read",
+    "sample_noise": "batch.augmentation",
+    "split_groups": "manifest.read",
+    "split_paths": "manifest.read",
 }
 
 

@@ -1,6 +1,6 @@
-"""The demo's data set: speech of many voices, noises, and their manifests; the same arguments give the same bytes.
+"""The demo's dataset: speech of many voices, noises, and their manifests; the same arguments give the same bytes.
 
-A folder is made beside its final place and renamed when it is complete, so that it is there whole or not at all.
+A folder is made next to its final place and renamed when it is complete, so that it exists whole or not at all.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ class DemoConfig:
     num_train: int = 80
     """Utterances to train on."""
     num_val: int = 16
-    """Utterances to validate on, of voices that are not among the others."""
+    """Utterances to validate on, by voices that are not in the training data."""
     num_noise: int = 16
-    """Noises; every kind comes once in eight."""
+    """Noises, of eight kinds in turn."""
     duration: float = 6.5
-    """Seconds of an utterance on average; they vary by a quarter. Noises have this length."""
+    """Average seconds per utterance; they vary by a quarter. Noises have this length."""
     sample_rate: int = 16_000
     """Samples per second."""
     seed: int = 0
-    """Another seed, other voices, texts and noises."""
+    """Seed of voices, texts and noises."""
 
     def __post_init__(self) -> None:
         for name in ("num_train", "num_val", "num_noise"):
@@ -58,7 +58,7 @@ class DemoConfig:
 
 @dataclass(frozen=True)
 class DemoFolder:
-    """What stands in a demo folder."""
+    """What a demo folder contains."""
 
     folder: Path
     config: DemoConfig
@@ -84,7 +84,7 @@ def make_demo(
     num_threads: int = 2,
     report: Report = lambda done, total: None,
 ) -> DemoFolder:
-    """Make the data set in `folder`, unless it is there already; one made otherwise is replaced on `overwrite` only."""
+    """Make the dataset in `folder` unless it exists; one made with other settings is replaced only with `overwrite`."""
     voices = find_synthesizer(synthesizer)
     record = {"config": asdict(config), "synthesizer": voices.name}
     complete = _what_is_there(folder, record, overwrite)
@@ -111,15 +111,15 @@ def make_demo(
 
 
 def _what_is_there(folder: Path, wanted: dict[str, Any], overwrite: bool) -> dict[str, Any] | None:
-    """The record of a complete folder with what is wanted; None if one may be made. What others made stays."""
+    """Return the record of a complete folder as wanted; None if one may be made. Refuse what others made."""
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return None
     if not folder.is_dir() or not (folder / RECORD).is_file():
-        raise ValueError(f"{folder}: is there, and the demo did not make it. Give another --data-dir.")
+        raise ValueError(f"{folder}: exists, and the demo did not make it. Give another --data-dir.")
     ours = {RECORD, *PARTS, *(f"{part}.jsonl" for part in PARTS)}
     others = sorted(path.name for path in folder.iterdir() if path.name not in ours and path.suffix != ".idx")
     if overwrite and others:
-        raise ValueError(f"{folder}: holds '{others[0]}', which the demo did not make. Move it first.")
+        raise ValueError(f"{folder}: contains '{others[0]}', which the demo did not make. Move it first.")
     if overwrite:
         return None
     record = _read_record(folder)
@@ -131,7 +131,7 @@ def _what_is_there(folder: Path, wanted: dict[str, Any], overwrite: bool) -> dic
     for part in PARTS:
         for entry in _entries(folder, part):
             if not (folder / entry["audio_filepath"]).is_file():
-                raise ValueError(f"{folder}: {entry['audio_filepath']} is missing. Give --overwrite to make all anew.")
+                raise ValueError(f"{folder}: {entry['audio_filepath']} is missing. Give --overwrite to make it again.")
     return record
 
 
@@ -141,7 +141,7 @@ def _read_record(folder: Path) -> dict[str, Any]:
         DemoConfig(**record["config"])
         _ = record["synthesizer"]
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{folder / RECORD}: cannot be read ({error}). Give --overwrite to make all anew.") from None
+        raise ValueError(f"{folder / RECORD}: cannot be read ({error}). Give --overwrite to make it again.") from None
     return record
 
 
@@ -198,7 +198,7 @@ def _counted(entries: Iterable[dict[str, Any]], total: int, report: Report) -> I
 def _utterance(
     config: DemoConfig, part: str, index: int, voices: Synthesizer
 ) -> tuple[npt.NDArray[np.float64], dict[str, Any]]:
-    # A file depends on its own number alone: not on threads, nor on how many files there are.
+    # A file depends only on its own number, not on threads or on how many files there are.
     part_number = PARTS.index(part)
     number = index // UTTERANCES_PER_VOICE
     voice = random_voice(np.random.default_rng((config.seed, part_number, 0, number)))

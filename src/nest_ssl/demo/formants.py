@@ -1,7 +1,7 @@
-"""A small speech synthesizer: letters become phones, phones steer the resonances that shape a buzz and a hiss.
+"""A small speech synthesizer: letters become phones, and phones control the resonances that shape a buzz and a hiss.
 
-It reads letters as they are written and sounds accordingly; it is there so that the demo works where py-nanotts has no
-wheel (macOS). It shares with speech what pre-training needs: moving formants and pitch, voiced and voiceless sounds.
+It pronounces letters as they are written, and sounds like it; it lets the demo run where py-nanotts has no wheel
+(macOS). It has what pre-training needs of speech: moving formants and pitch, voiced and voiceless sounds.
 
 F frames of 5 ms, N samples, K frequencies.
 """
@@ -70,7 +70,7 @@ PHONES: dict[str, Phone] = {
 
 
 def phones_of(text: str) -> list[Phone]:
-    """One phone for every letter; accents are dropped, and a closure is a pause of its own."""
+    """Return one phone per letter; accents are dropped, and a closure becomes a pause."""
     letters = unicodedata.normalize("NFKD", text.lower().replace("ß", "ss"))
     phones: list[Phone] = []
     for phone in (PHONES[letter] for letter in letters if letter in PHONES):
@@ -81,7 +81,7 @@ def phones_of(text: str) -> list[Phone]:
 
 
 def speak_formants(text: str, pitch: float, tempo: float = 1.0) -> Samples:
-    """`text` at RATE_HZ; `pitch` 1 is 200 Hz. The same text and pitch give the same samples."""
+    """Return `text` as samples at RATE_HZ; `pitch` 1 is 200 Hz. The same text and pitch give the same samples."""
     rng = np.random.default_rng(zlib.crc32(text.encode()))
     phones = phones_of(text)
     durations = np.array([max(1, round(phone.duration_ms * rng.uniform(0.8, 1.2) / tempo / 5)) for phone in phones])
@@ -106,14 +106,14 @@ def speak_formants(text: str, pitch: float, tempo: float = 1.0) -> Samples:
 
 
 def melody(num_frames: int, pitch: float, rng: np.random.Generator) -> Samples:
-    """(F,) fundamental frequency in Hz: falling over about two seconds at a time, never quite steady."""
+    """Return (F,) the fundamental frequency in Hz: it falls over about two seconds, again and again, and wanders."""
     fall_F = 1.15 - 0.3 * ((np.arange(num_frames) / rng.uniform(300, 500)) % 1)
     wander_F = np.convolve(rng.standard_normal(num_frames + 39), np.ones(40) / np.sqrt(40), mode="valid")
     return PITCH_HZ * pitch * fall_F * np.exp(0.06 * wander_F)
 
 
 def buzz(pitch_hz_F: Samples) -> Samples:
-    """(N,) what the vocal folds give: a sawtooth of this pitch."""
+    """Return (N,) what the vocal folds produce: a sawtooth of this pitch."""
     num_samples = len(pitch_hz_F) * FRAME_SAMPLES
     pitch_hz_N = np.interp(np.arange(num_samples), np.arange(len(pitch_hz_F)) * FRAME_SAMPLES, pitch_hz_F)
     phase_N = np.cumsum(pitch_hz_N) / RATE_HZ
@@ -121,7 +121,7 @@ def buzz(pitch_hz_F: Samples) -> Samples:
 
 
 def filtered(source_N: Samples, response_FK: Samples) -> Samples:
-    """The source through a filter that changes from frame to frame: windows overlap by three quarters and are added."""
+    """Filter the source with a response per frame; windows overlap by three quarters and are added."""
     num_frames = len(response_FK)
     window = np.hanning(WINDOW_SAMPLES + 1)[:-1]  # sums to 2 at this overlap
     padded = np.pad(source_N, (0, WINDOW_SAMPLES))

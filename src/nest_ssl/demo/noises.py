@@ -1,4 +1,4 @@
-"""Noises for the demo: what is heard beside speech, each from a random generator alone."""
+"""Noises for the demo, each made from a random generator alone."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy.typing as npt
 import soxr
 
 from nest_ssl.demo.formants import RATE_HZ, speak_formants
-from nest_ssl.demo.texts import LANGUAGES, random_text
+from nest_ssl.demo.voices import LANGUAGES, random_text
 
 Samples = npt.NDArray[np.float64]
 
 
 def coloured(num_samples: int, exponent: float, rng: np.random.Generator) -> Samples:
-    """Noise whose power falls as 1 / frequency^exponent: 0 white, 1 pink, 2 brown."""
+    """Return noise whose power falls as 1 / frequency^exponent: 0 white, 1 pink, 2 brown."""
     spectrum = np.fft.rfft(rng.standard_normal(num_samples))
     index = np.maximum(1, np.arange(len(spectrum)))
     return np.fft.irfft(spectrum * index ** (-exponent / 2), num_samples)
@@ -34,7 +34,7 @@ def brown(num_samples: int, _rate: int, rng: np.random.Generator) -> Samples:
 
 
 def hum(num_samples: int, rate: int, rng: np.random.Generator) -> Samples:
-    """The mains, 50 or 60 Hz, with weaker harmonics."""
+    """Mains hum, 50 or 60 Hz, with weaker harmonics."""
     seconds = np.arange(num_samples) / rate
     mains_hz = rng.choice([50, 60])
     out = 0.02 * rng.standard_normal(num_samples)
@@ -44,14 +44,14 @@ def hum(num_samples: int, rate: int, rng: np.random.Generator) -> Samples:
 
 
 def wind(num_samples: int, rate: int, rng: np.random.Generator) -> Samples:
-    """Brownish noise that swells and dies down."""
+    """Brownish noise that swells and fades."""
     num_gusts = max(2, num_samples // rate + 2)
     swell = np.interp(np.linspace(0, num_gusts - 1, num_samples), np.arange(num_gusts), rng.uniform(0.1, 1, num_gusts))
     return swell * coloured(num_samples, 1.5, rng)
 
 
 def clicks(num_samples: int, rate: int, rng: np.random.Generator) -> Samples:
-    """Keys, dishes, doors: short ringing at random moments."""
+    """Keys, dishes, doors: short ringing at random times."""
     out = 1e-4 * rng.standard_normal(num_samples)
     ring_s = np.arange(round(0.05 * rate)) / rate
     for start in rng.integers(0, num_samples, size=max(1, round(6 * num_samples / rate))):
@@ -78,7 +78,7 @@ def chords(num_samples: int, rate: int, rng: np.random.Generator) -> Samples:
 
 
 def babble(num_samples: int, rate: int, rng: np.random.Generator) -> Samples:
-    """Six people who talk at once."""
+    """Six people talking at once."""
     out = np.zeros(num_samples)
     for _ in range(6):
         tract, pitch = rng.uniform(0.85, 1.15), rng.uniform(0.6, 1.3)
@@ -92,4 +92,4 @@ def babble(num_samples: int, rate: int, rng: np.random.Generator) -> Samples:
 NOISES: dict[str, Callable[[int, int, np.random.Generator], Samples]] = {
     noise.__name__: noise for noise in (white, pink, brown, hum, wind, clicks, chords, babble)
 }
-"""Name to a function of the number of samples, the sample rate and a generator."""
+"""Maps names to functions of the number of samples, the sample rate and a generator."""

@@ -1,7 +1,9 @@
-"""Many voices for the demo out of two synthesizers: py-nanotts where it is installed, our own formants elsewhere.
+"""Many voices for the demo from two synthesizers: py-nanotts where it is installed, our own formants elsewhere.
 
-py-nanotts has six speakers. A voice is one of them with another pitch, tempo and length of the vocal tract: speech of a
-longer tract is the same sound with all frequencies lower, so it is made higher and faster, and then slowed down.
+py-nanotts has six speakers. A voice is one of them with a different pitch, tempo and length of the vocal tract. A
+longer tract makes the same sound with all frequencies lower, so speech is synthesized higher and faster, and then
+slowed down.
+What the voices say are random sentences in six languages, without meaning.
 """
 
 from __future__ import annotations
@@ -21,7 +23,6 @@ import numpy.typing as npt
 import soxr
 
 from nest_ssl.demo.formants import speak_formants
-from nest_ssl.demo.texts import LANGUAGES, random_text
 
 Samples = npt.NDArray[np.float64]
 
@@ -29,22 +30,37 @@ SYNTHESIS_RATE_HZ = 16_000
 LETTERS_PER_S = 16.0
 """What py-nanotts says at tempo 1, at most; the end is cut off."""
 TIMEOUT_S = 120
+WORDS: dict[str, str] = {
+    "en-US": "river mountain yellow window thirteen people quickly around the garden because nobody heard seven ships "
+    "sailing through thick winter fog before breakfast my brother usually fixes old machines with patience and joy",
+    "en-GB": "weather village clever butcher gathers fresh mushrooms near church every Thursday while children measure "
+    "strange shadows on the wooden bridge whose beauty changes under bright autumn light and quiet rain",
+    "de-DE": "Straße schöne Brücke zwölf Bücher zwischen Häusern fliegt langsam über den grünen Wald heute morgen "
+    "kaufen Freunde frisches Brot im kleinen Dorf wo niemand wirklich schnell läuft und jeder freundlich grüßt",
+    "es-ES": "montaña pequeña llueve mucho sobre el camino viejo donde los niños juegan siempre después de comer "
+    "naranjas dulces mientras la abuela cuenta historias largas del río azul y catorce caballos blancos",
+    "fr-FR": "montagne petite rivière chaque matin les oiseaux chantent doucement dans le jardin vert derrière la "
+    "maison où quinze enfants mangent du pain chaud avec beaucoup de fromage et une vieille chanson joyeuse",
+    "it-IT": "montagna piccola strada ogni mattina gli uccelli cantano piano nel giardino verde dietro la casa dove "
+    "quindici ragazzi mangiano pane caldo con molto formaggio e una vecchia canzone piena di luce",
+}
+LANGUAGES = tuple(WORDS)
 
 
 @dataclass(frozen=True)
 class Voice:
     language: str
     tract: float
-    """All resonances are scaled by this: 0.82 a large man, 1.18 a child."""
+    """Factor on all resonances: 0.82 for a large man, 1.18 for a child."""
     pitch: float
-    """Of the synthesizer's own pitch, about 200 Hz."""
+    """Factor on the synthesizer's own pitch, about 200 Hz."""
     tempo: float
     level_db: float
     """Loudness, relative to full scale."""
 
 
 def random_voice(rng: np.random.Generator) -> Voice:
-    """Large people have long tracts and low voices, so one draw decides both, up to some scatter."""
+    """Draw a voice. Large people have long tracts and low voices, so one draw decides both, up to some scatter."""
     size = rng.uniform()
     return Voice(
         language=LANGUAGES[rng.integers(len(LANGUAGES))],
@@ -56,7 +72,7 @@ def random_voice(rng: np.random.Generator) -> Voice:
 
 
 Speak = Callable[[str, Voice], Samples]
-"""Text and voice to samples at SYNTHESIS_RATE_HZ, before the tract is scaled."""
+"""Turns text and voice into samples at SYNTHESIS_RATE_HZ, before the tract is scaled."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +83,7 @@ class Synthesizer:
 
 
 def find_synthesizer(name: str = "auto") -> Synthesizer:
-    """`nanotts`, `formants`, or `auto`: the first that is there."""
+    """Return `nanotts`, `formants`, or with `auto` the first that is available."""
     if name in ("auto", "nanotts"):
         try:
             importlib.import_module("py_nanotts")
@@ -98,8 +114,11 @@ sys.stdout.buffer.write(NanoTTS().speak(**given))
 
 
 def speak_nanotts(text: str, voice: Voice) -> Samples:
-    """One process for every text: the engine (0.1.1) reads memory it has not written, so that what it says depends on
-    what was in memory before. In a new process that is zeros."""
+    """Speak a text in a process of its own.
+
+    The engine (0.1.1) reads memory it has not written, so its output depends on what was in memory before. In a new
+    process that is zeros.
+    """
     origin = importlib.import_module("py_nanotts").__file__
     assert origin is not None
     request = {
@@ -125,7 +144,7 @@ def speak_nanotts(text: str, voice: Voice) -> Samples:
 def say(
     voice: Voice, duration_s: float, sample_rate: int, synthesizer: Synthesizer, rng: np.random.Generator
 ) -> tuple[Samples, str]:
-    """`duration_s` of random speech and its words: cut off where it is over, shorter if the voice was done before."""
+    """Return at most `duration_s` of random speech, and its words."""
     text = random_text(voice.language, round(duration_s * voice.tempo * LETTERS_PER_S), rng)
     speech: Samples = trimmed(synthesizer.speak(text, voice))
     speech = soxr.resample(speech, SYNTHESIS_RATE_HZ * voice.tract, sample_rate)
@@ -136,15 +155,25 @@ def say(
     return speech + 10 ** (-65 / 20) * rng.standard_normal(len(speech)), text  # no microphone is silent
 
 
+def random_text(language: str, num_letters: int, rng: np.random.Generator) -> str:
+    """Return sentences of 4 to 9 words, `num_letters` long or a little more."""
+    words = WORDS[language].split()
+    sentences: list[str] = []
+    while sum(map(len, sentences)) < num_letters:
+        sentence = " ".join(rng.choice(words, size=rng.integers(4, 10)))
+        sentences.append(f"{sentence[0].upper()}{sentence[1:]}.")
+    return " ".join(sentences)
+
+
 def words_before(text: str, share: float) -> str:
-    """The words that end before this share of the letters: what is heard of a text that is cut off, nearly."""
+    """Return the words that end before this share of the letters: about what is heard of a text that is cut off."""
     end = share * len(text)
     places = (match.end() for match in re.finditer(r"\S+", text))
     return text[: max((place for place in places if place <= end + 0.5), default=0)]
 
 
 def trimmed(samples: Samples) -> Samples:
-    """Without the silence at both ends."""
+    """Cut the silence at both ends."""
     loud = np.flatnonzero(np.abs(samples) > 0.01 * np.abs(samples).max(initial=0))
     return samples[loud[0] : loud[-1] + 1] if len(loud) else samples
 
@@ -156,6 +185,6 @@ def with_fades(samples: Samples, num_samples: int) -> Samples:
 
 
 def at_level(samples: Samples, level_db: float) -> Samples:
-    """Root mean square at `level_db` of full scale, or lower where peaks would be clipped."""
+    """Scale to a root mean square of `level_db` relative to full scale, or lower if peaks would clip."""
     rms, peak = float(np.sqrt(np.mean(samples**2))), float(np.abs(samples).max())
     return samples * min(10 ** (level_db / 20) / max(rms, 1e-9), 0.95 / max(peak, 1e-9))

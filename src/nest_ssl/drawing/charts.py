@@ -16,33 +16,33 @@ WIDTH, HEIGHT = 460, 230
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 24, 36
 PLOT_WIDTH, PLOT_HEIGHT = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
 MAX_BUCKETS = 300
-"""Of more points than this, the lowest and the highest of as many stretches are drawn: no peak is lost."""
+"""Above this many points, the lowest and highest of each of this many buckets are drawn: no peak is lost."""
 MIN_SMOOTHED = 80
-"""Fewer points are drawn as they are; of more, means of a fortieth of them."""
+"""Fewer points are drawn as they are; more are smoothed over a fortieth of them."""
 MAX_DOTS = 60
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Values over steps, or over whatever the chart's horizontal axis is."""
+    """Values over steps, or over whatever the horizontal axis shows."""
 
     name: str
     kind: str
-    """Class of the page's style: `solid`, `dotted` (a dot at each value) or `dashed`."""
+    """Class of the style sheet: `solid`, `dotted` (a dot at each value) or `dashed`."""
     x_P: Floats
     y_P: Floats
-    """What is not finite leaves a gap, and a cross at the foot of the chart."""
+    """Values that are not finite leave a gap, and a cross at the bottom of the chart."""
     smoothed: bool = True
-    """Draw the mean of neighbours, and the values themselves in pale."""
+    """Draw a running mean, with the values themselves in a pale colour."""
 
     @property
     def window(self) -> int:
-        """Values whose mean is drawn; 1: the values themselves."""
+        """Values per running mean; 1: no smoothing."""
         return len(self.y_P) // 40 if self.smoothed and len(self.y_P) >= MIN_SMOOTHED else 1
 
     @property
     def label(self) -> str:
-        return self.name if self.window == 1 else f"{self.name} (mean of {self.window:,}; pale: each)"
+        return self.name if self.window == 1 else f"{self.name} (mean of {self.window:,}; pale: single values)"
 
     @property
     def num_bad(self) -> int:
@@ -55,16 +55,16 @@ class Chart:
 
     title: str
     unit: str
-    """Of the values."""
+    """Unit of the values."""
     curves: list[Curve]
     limits: list[tuple[str, float]] = field(default_factory=list)
-    """Named values to compare with, drawn as dashed lines across."""
+    """Named values to compare with, drawn as dashed horizontal lines."""
     from_zero: bool = False
     x_title: str = "step"
 
     @property
     def drawn(self) -> list[Curve]:
-        """Curves with a value to draw."""
+        """Curves that have a value to draw."""
         return [curve for curve in self.curves if curve.num_bad < len(curve.y_P)]
 
     @property
@@ -99,7 +99,7 @@ def chart_picture(chart: Chart) -> str | None:
 
 
 def running_mean(y_P: Floats, window: int) -> Floats:
-    """Mean of the finite ones among the `window` values around each; NaN where there are none, or at a NaN itself."""
+    """Mean of the finite values in a window around each value; NaN where the value itself is not finite."""
     finite_P = np.isfinite(y_P)
     sums = np.concatenate([[0.0], np.where(finite_P, y_P, 0.0).cumsum()])
     counts = np.concatenate([[0], finite_P.cumsum()])
@@ -110,23 +110,23 @@ def running_mean(y_P: Floats, window: int) -> Floats:
 
 
 def thinned(x_P: Floats, y_P: Floats) -> tuple[Floats, Floats]:
-    """At most 2 × MAX_BUCKETS points: the lowest and the highest of each stretch; NaN for one without finite values."""
+    """At most 2 × MAX_BUCKETS points: the lowest and highest of each bucket; NaN for one without finite values."""
     if len(y_P) <= 2 * MAX_BUCKETS:
         return x_P, np.where(np.isfinite(y_P), y_P, np.nan)
     kept: list[int] = []
-    for stretch in np.array_split(np.arange(len(y_P)), MAX_BUCKETS):
-        finite = stretch[np.isfinite(y_P[stretch])]
+    for bucket in np.array_split(np.arange(len(y_P)), MAX_BUCKETS):
+        finite = bucket[np.isfinite(y_P[bucket])]
         if len(finite):
             kept += sorted({int(finite[y_P[finite].argmin()]), int(finite[y_P[finite].argmax()])})
         else:
-            kept.append(int(stretch[0]))
+            kept.append(int(bucket[0]))
     y_kept = y_P[kept]
     return x_P[kept], np.where(np.isfinite(y_kept), y_kept, np.nan)
 
 
 @dataclass(frozen=True)
 class _Scale:
-    """From values to places in the picture."""
+    """From values to positions in the picture."""
 
     start_x: float
     end_x: float
@@ -145,7 +145,7 @@ class _Scale:
                 yield f"{self.x(x):.1f}", f"{self.y(y):.1f}"
 
     def polyline(self, x_P: Floats, y_P: Floats) -> str:
-        """A line with a gap at each NaN; a value alone between gaps is a dot (the line's ends are round)."""
+        """A line with a gap at each NaN; a single value between gaps is a dot (the line's ends are round)."""
         pieces = []
         for start, stop in runs(np.isfinite(y_P)):
             points = [f"{x} {y}" for x, y in self.points(x_P[start:stop], y_P[start:stop])]
@@ -153,12 +153,12 @@ class _Scale:
         return "".join(pieces)
 
     def columns(self, x_P: Floats) -> list[float]:
-        """Left edges of the crosses at these places, none over another."""
+        """Left edges of the crosses at these positions, without overlap."""
         return sorted({round((self.x(x) - 3) / 7) * 7.0 for x in x_P.tolist()})
 
 
 def _span(values: Iterable[Floats]) -> tuple[float, float]:
-    """The lowest and the highest of all; wider where they are one."""
+    """The lowest and highest of all values; widened if they are equal."""
     joined = np.concatenate(list(values))
     low, high = float(joined.min()), float(joined.max())
     return (low, high) if high > low else (low - 0.5, high + 0.5)
@@ -169,7 +169,7 @@ def _value_range(chart: Chart) -> tuple[float, float]:
     joined = np.append(joined, [value for _, value in chart.limits])
     low, high = float(joined.min()), float(joined.max())
     low = min(low, 0.0) if chart.from_zero else low
-    if high - low <= 1e-9 * max(abs(high), abs(low)):  # one value alone, or all equal
+    if high - low <= 1e-9 * max(abs(high), abs(low)):  # a single value, or all equal
         high = low + (0.1 * abs(low) or 1.0)
     margin = 0.06 * (high - low)
     return low - (0.0 if chart.from_zero and low == 0 else margin), high + margin
@@ -180,13 +180,13 @@ def _axes(chart: Chart, scale: _Scale) -> list[str]:
     for tick in ticks(scale.high, 6, scale.low):
         y = scale.y(tick)
         parts += [line(LEFT, y, LEFT + PLOT_WIDTH, y, "grid"), text(LEFT - 8, y + 4, _number(tick), anchor="end")]
-    foot = TOP + PLOT_HEIGHT
-    parts.append(line(LEFT, foot, LEFT + PLOT_WIDTH, foot))
+    bottom = TOP + PLOT_HEIGHT
+    parts.append(line(LEFT, bottom, LEFT + PLOT_WIDTH, bottom))
     for tick in ticks(scale.end_x, 5, scale.start_x):
         if tick == int(tick):
             x = scale.x(tick)
-            parts += [line(x, foot, x, foot + 4), text(x, foot + 17, _number(tick), anchor="middle")]
-    parts.append(text(LEFT + PLOT_WIDTH, foot + 33, chart.x_title, anchor="end"))
+            parts += [line(x, bottom, x, bottom + 4), text(x, bottom + 17, _number(tick), anchor="middle")]
+    parts.append(text(LEFT + PLOT_WIDTH, bottom + 33, chart.x_title, anchor="end"))
     return parts
 
 

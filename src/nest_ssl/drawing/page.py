@@ -1,4 +1,4 @@
-"""Pages of one HTML file with everything in it, which open without a network. `page.html` has their common look."""
+"""Pages as one HTML file that contains everything and opens without a network. `page.html` has their common style."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from typing import Any
 
 import jinja2
 
+from nest_ssl.files import replace_text
+
 
 def render(package: str, template: str, **values: Any) -> str:
-    """The page that a template of `package` makes of `values`: the same for the same values, to the byte."""
+    """Render a template of `package` with `values`: the same values give the same bytes."""
     environment = jinja2.Environment(
         loader=jinja2.ChoiceLoader([jinja2.PackageLoader(package, ""), jinja2.PackageLoader("nest_ssl.drawing", "")]),
-        autoescape=True,  # names of files come from outside; only the pictures, which escape what they hold, are safe
+        autoescape=True,  # file names come from outside; only the pictures, which escape their own texts, are safe
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
     )
@@ -21,7 +23,7 @@ def render(package: str, template: str, **values: Any) -> str:
 
 def write(page: str, path: Path) -> None:
     try:
-        path.write_text(page, encoding="utf-8")
+        replace_text(path, page)
     except OSError as error:
         reason = error.strerror or str(error)
         raise ValueError(f"{path}: cannot be written: {reason}. Name another file with --output.") from error

@@ -1,4 +1,4 @@
-"""Features of a pre-trained encoder, for many files.
+"""Features from a pre-trained encoder, for many files.
 
 >>> from nest_ssl.extract import FeatureExtractor
 >>> features = FeatureExtractor("nest.nemo", layers="all")("speech.wav")
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FeatureExtractor", "extract_features"]
 
-# torch takes seconds to import: wait until something asks for a model.
+# Importing torch takes seconds: wait until it is needed.
 _HOMES = {"FeatureExtractor": "nest_ssl.layer_features", "extract_features": "nest_ssl.extract.extract"}
 
 

@@ -1,4 +1,5 @@
-"""Features of many utterances into a folder: in batches of like length, resumable, independent of the batches."""
+"""Write the features of many utterances into a folder: in batches of similar length, resumable, and independent of how
+the batches are formed."""
 
 from __future__ import annotations
 
@@ -16,31 +17,31 @@ import numpy as np
 import torch
 
 from nest_ssl.audio import AudioError, read_audio
-from nest_ssl.audio.mixing import Samples
+from nest_ssl.audio.signal import Samples
 from nest_ssl.extract.files import Features, FeatureStore, open_store
 from nest_ssl.extract.inputs import Bad, Item, batches, list_items, measured, unique
-from nest_ssl.files import replacing
+from nest_ssl.files import replace_text, replacing
 from nest_ssl.layer_features import FeatureExtractor
 
 INDEX, BAD, SETTINGS = "manifest.jsonl", "bad.jsonl", "extract.json"
 DTYPES = ("float32", "float16")
 CPU_BATCH_S, GPU_BATCH_S = 16.0, 600.0
-"""Seconds of audio per batch, padding included. Small ones stay in a CPU's caches: batches of 60 s take 1.6 times as
-long as those of 16 s (measured, small encoder, one core)."""
+"""Seconds of audio per batch, padding included. Small batches stay in a CPU's caches: with batches of 60 s everything
+takes 1.6 times as long as with 16 s (measured: small encoder, one core)."""
 MAX_DURATION_S = 600.0
-"""Attention grows with the square of the length: 600 s take about 6 GB in a large encoder."""
+"""Memory for attention grows with the square of the length: 600 s take about 6 GB in a large encoder."""
 READ_AHEAD = 3
-"""Batches that are read while one is computed."""
+"""Batches to read in advance."""
 
 
 @dataclass(frozen=True)
 class ExtractOptions:
-    """How features are kept and computed; none of this changes their values, but for `dtype`."""
+    """How features are stored and computed; only `dtype` changes their values."""
 
     format: str = "npy"
     dtype: str = "float32"
     batch_s: float | None = None
-    """Seconds of audio per batch; None: by the device."""
+    """Seconds of audio per batch; None: depends on the device."""
     max_duration_s: float = MAX_DURATION_S
     shard_mb: float = 256.0
     num_workers: int = 4
@@ -50,18 +51,18 @@ class ExtractOptions:
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype: {self.dtype!r} is not one of {', '.join(DTYPES)}.")
         if not (self.batch_s is None or self.batch_s > 0) or not self.max_duration_s > 0 or not self.shard_mb > 0:
-            raise ValueError("batch seconds, the longest duration and the size of shards must be above 0.")
+            raise ValueError("batch seconds, the longest duration and the size of shards must be greater than 0.")
 
 
 @dataclass
 class Extracted:
-    """What came of it."""
+    """The outcome."""
 
     num_new: int = 0
     num_kept: int = 0
-    """Utterances whose features an earlier run had finished."""
+    """Utterances whose features an earlier run had written."""
     audio_s: float = 0.0
-    """Seconds of audio of the new ones."""
+    """Seconds of audio in the new ones."""
     bad: list[Bad] = field(default_factory=list)
 
 
@@ -72,10 +73,10 @@ def extract_features(
     options: ExtractOptions | None = None,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> Extracted:
-    """Features of a file, folder, list or manifest into the folder `output`; what is there already is kept.
+    """Write the features of a file, folder, list or manifest into the folder `output`; existing ones are kept.
 
-    `output/manifest.jsonl` names the features of every utterance, `output/bad.jsonl` what could not be read and why.
-    `report` is given how many utterances are done, and of how many.
+    `output/manifest.jsonl` lists the features of every utterance, `output/bad.jsonl` the files that could not be read,
+    and why. `report` is called with the number of utterances done and their total.
     """
     source, output, options = Path(source).expanduser(), Path(output).expanduser(), options or ExtractOptions()
     items, bad = list_items(source)
@@ -93,7 +94,7 @@ def extract_features(
         writer = _Writer(store, pool, options.dtype)
         for batch, waveforms in _read_ahead(batches(pairs, batch_s), extractor.sample_rate, pool):
             _extract_batch(extractor, batch, waveforms, writer, result)
-            report(result.num_kept + result.num_new + len(result.bad), total + len(bad))  # the bad ones are no items
+            report(result.num_kept + result.num_new + len(result.bad), total + len(bad))  # not in `total`
         writer.finish()
     _write_lines(output / INDEX, [line for item in items if (line := _index_line(item, store)) is not None])
     (output / BAD).unlink(missing_ok=True)
@@ -131,7 +132,7 @@ def _extract_batch(
 
 
 def _features(extractor: FeatureExtractor, waveforms: list[Samples]) -> list[torch.Tensor | None]:
-    """Features of each, in smaller batches where the memory of a GPU does not hold them; None: not even alone."""
+    """Features of each, in smaller batches if GPU memory runs out; None: it does not even fit alone."""
     try:
         return list(extractor.batch(waveforms, pin=True))
     except torch.OutOfMemoryError:
@@ -163,7 +164,7 @@ def _read_ahead(
 
 
 class _Writer:
-    """Writes features in threads; an error in one of them stops the run at the next write."""
+    """Writes features in threads; an error in a thread stops the run at the next write."""
 
     MAX_PENDING = 256
 
@@ -200,7 +201,7 @@ def _index_line(item: Item, store: FeatureStore) -> dict[str, Any] | None:
 
 
 def _settings(extractor: FeatureExtractor, options: ExtractOptions) -> dict[str, Any]:
-    """What decides the values of features and where they are."""
+    """What determines the values and the location of features."""
     return {
         "encoder": _fingerprint(extractor),
         "layers": extractor.layers,
@@ -214,9 +215,9 @@ def _settings(extractor: FeatureExtractor, options: ExtractOptions) -> dict[str,
 
 
 def _fingerprint(extractor: FeatureExtractor) -> str:
-    """Of the encoder's weights and of how its input is made; the same on every device.
+    """A hash of the encoder's weights and of how its input is computed; the same on every device.
 
-    Of the weights, the sum of their bits as numbers: exact in any order, and made where they are.
+    Weights enter as the sum of their bits, read as integers: exact in any order, and computed where the weights are.
     """
     weights = sorted(extractor.model.encoder.state_dict().items())
     sums = {name: int(_bits(tensor).sum()) for name, tensor in weights}
@@ -225,13 +226,13 @@ def _fingerprint(extractor: FeatureExtractor) -> str:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """As integers, whose sum is int64."""
+    """The bits of a tensor as integers, whose sum is int64."""
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return tensor.contiguous().view(integers[tensor.element_size()])
 
 
 def _check_settings(output: Path, settings: dict[str, Any]) -> None:
-    """A folder holds features of one kind; settings are written first, so that a killed run has them too."""
+    """Refuse a folder with other features. Settings are written first, so that a killed run has them too."""
     path = output / SETTINGS
     if path.exists():
         try:
@@ -241,12 +242,11 @@ def _check_settings(output: Path, settings: dict[str, Any]) -> None:
         changed = [name for name in settings if earlier.get(name) != settings[name]]
         if changed:
             text = ", ".join(f"{name} {earlier.get(name)!r}, now {settings[name]!r}" for name in changed)
-            raise ValueError(f"{output}: holds features of other settings ({text}). Give another output folder.")
+            raise ValueError(f"{output}: contains features with other settings ({text}). Give another output folder.")
         return
     if os.listdir(output):
-        raise ValueError(f"{output}: is not empty and holds no {SETTINGS}. Give another output folder.")
-    with replacing(path) as file:
-        file.write(json.dumps(settings, indent=2).encode() + b"\n")
+        raise ValueError(f"{output}: is not empty and has no {SETTINGS}. Give another output folder.")
+    replace_text(path, json.dumps(settings, indent=2) + "\n")
 
 
 def _write_lines(path: Path, lines: Sequence[dict[str, Any]]) -> None:

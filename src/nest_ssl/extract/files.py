@@ -1,4 +1,4 @@
-"""Where features are kept: a file per utterance, or shards. What stands there is whole."""
+"""Where features are stored: one file per utterance, or shards. Files are complete or absent."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ FORMATS = ("npy", "safetensors", "shards")
 
 @dataclass(frozen=True)
 class Stored:
-    """One utterance's features, by their place below the output folder."""
+    """Where one utterance's features are, relative to the output folder."""
 
     path: str
     name: str | None
-    """Inside a safetensors file; None for npy."""
+    """Name inside a safetensors file; None for npy."""
     shape: tuple[int, ...]
 
 
@@ -42,14 +42,14 @@ class FeatureStore(ABC):
 
     @abstractmethod
     def find(self, key: str) -> Stored | None:
-        """What is stored under this key."""
+        """What is stored under this key, or None."""
 
     @abstractmethod
     def write(self, key: str, features: Features) -> None: ...
 
     @abstractmethod
     def flush(self) -> None:
-        """Everything that was written is on disk after this."""
+        """Make sure that everything written is on disk."""
 
 
 class FileStore(FeatureStore):
@@ -84,7 +84,7 @@ class FileStore(FeatureStore):
                 file.write(_safetensors_bytes({"features": features}))
 
     def flush(self) -> None:
-        """Every file is there as soon as it is written."""
+        """Nothing to do: every file is complete as soon as it is written."""
 
 
 class ShardStore(FeatureStore):
@@ -129,7 +129,7 @@ class ShardStore(FeatureStore):
 
 
 def open_store(folder: Path, kind: str, shard_bytes: int) -> FeatureStore:
-    """The store of a folder; what it holds already is found."""
+    """Open the store in a folder; it finds what is there already."""
     if kind not in FORMATS:
         raise ValueError(f"format: {kind!r} is not one of {', '.join(FORMATS)}.")
     if kind != "npy":
@@ -138,7 +138,7 @@ def open_store(folder: Path, kind: str, shard_bytes: int) -> FeatureStore:
 
 
 def read_features(folder: str | Path, entry: dict[str, object]) -> Features:
-    """The features of one line of `manifest.jsonl` in an output folder of `nest-ssl extract`."""
+    """Read the features of one line of `manifest.jsonl` in an output folder of `nest-ssl extract`."""
     path = Path(folder) / str(entry["feature_filepath"])
     if path.suffix == ".npy":
         features: Features = np.load(path)
@@ -150,11 +150,11 @@ def read_features(folder: str | Path, entry: dict[str, object]) -> Features:
         return tensor
 
 
-class Incomplete(ValueError):  # noqa: N818 - a file of one utterance is made again
-    """A file that is shorter than it should be: the machine went down before it was on disk."""
+class Incomplete(ValueError):  # noqa: N818 - a normal case: the file is written again
+    """A truncated file: the machine went down before it was on disk."""
 
     def __init__(self, file: io.BufferedReader) -> None:
-        super().__init__(f"{file.name}: is shorter than it should be. Remove it to have it made again.")
+        super().__init__(f"{file.name}: is truncated. Remove it to have it written again.")
 
 
 def _npy_shape(file: io.BufferedReader) -> tuple[int, ...]:
@@ -169,7 +169,7 @@ def _npy_shape(file: io.BufferedReader) -> tuple[int, ...]:
 
 
 def _safetensors_shapes(file: io.BufferedReader) -> dict[str, tuple[int, ...]]:
-    """From the header alone: 8 bytes of its length, then JSON."""
+    """Read shapes from the header: 8 bytes with its length, then JSON."""
     try:
         (size,) = struct.unpack("<Q", file.read(8))
         header = json.loads(file.read(size))

@@ -1,4 +1,4 @@
-"""What features are asked for: the utterances of a file, a folder, a list or a manifest, and batches of them."""
+"""The input of an extraction: the utterances of a file, a folder, a list or a manifest, and batches of them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from nest_ssl.audio import AudioError, audio_info
+from nest_ssl.data.manifest.lines import is_tarred_manifest
 from nest_ssl.data.manifest.listing import NOT_AUDIO, Entry, list_entries
-from nest_ssl.data.manifest.paths import is_tarred_manifest
 
 AUDIO_SUFFIXES = frozenset({".wav", ".flac", ".ogg", ".opus", ".mp3", ".m4a", ".aac", ".aiff", ".au", ".sph", ".webm"})
 _LOOKED_AT_BYTES = 4096
@@ -28,7 +28,7 @@ class Item:
     duration_s: float | None
     """None: to the end of the file."""
     key: str
-    """Names its features: the same for the same file and segment, whatever stands around it in a manifest."""
+    """Names its features: the same file and segment have the same key in every manifest."""
     extra: dict[str, Any] = field(default_factory=dict)
 
 
@@ -41,9 +41,9 @@ class Bad:
 
 
 def list_items(source: Path) -> tuple[list[Item], list[Bad]]:
-    """The utterances of an input in its order, and what cannot be read of the input itself."""
+    """The utterances of an input in its order, and entries that cannot be read."""
     if is_tarred_manifest(str(source)):
-        raise ValueError(f"{source}: its audio lies in tar shards. Give the manifest that the shards were made from.")
+        raise ValueError(f"{source}: its audio is in tar shards. Give the manifest that the shards were made from.")
     entries = [Entry(str(source))] if is_audio(source) else list_entries(source)
     items: list[Item] = []
     bad: list[Bad] = []
@@ -53,12 +53,12 @@ def list_items(source: Path) -> tuple[list[Item], list[Bad]]:
         else:
             items.append(_item(entry))
     if not items and not bad:
-        raise ValueError(f"{source}: no audio in it.")
+        raise ValueError(f"{source}: contains no audio.")
     return items, bad
 
 
 def is_audio(source: Path) -> bool:
-    """One audio file, rather than a list or a manifest: by its name, or because it is not text."""
+    """Whether this is an audio file rather than a list or a manifest: by its name, or because it is not text."""
     suffix = source.suffix.lower()
     if not source.is_file() or suffix in NOT_AUDIO:
         return False
@@ -69,7 +69,7 @@ def is_audio(source: Path) -> bool:
     try:
         return "\0" in head.decode()
     except UnicodeDecodeError as error:
-        return error.start < len(head) - 4  # else: a character that was cut in two
+        return error.start < len(head) - 4  # otherwise the last character was cut in two
 
 
 def _item(entry: Entry) -> Item:
@@ -82,18 +82,18 @@ def _item(entry: Entry) -> Item:
 
 
 def measured(items: list[Item], pool: Executor, max_duration_s: float) -> tuple[list[tuple[float, Item]], list[Bad]]:
-    """(seconds, utterance), longest first, with headers read where a manifest does not say; and those left out."""
+    """(seconds, utterance), longest first, from headers where the manifest has no duration; and those left out."""
     known: list[tuple[float, Item]] = []
     bad: list[Bad] = []
     for item, duration_s in zip(items, pool.map(_duration, items), strict=True):
         if isinstance(duration_s, AudioError):
             bad.append(Bad(item.path, duration_s.reason))
         elif duration_s > max_duration_s:
-            reason = f"{duration_s:.1f} s, longer than the limit of {max_duration_s:g} s; cut it by offset and duration"
+            reason = f"{duration_s:.1f} s, longer than the limit of {max_duration_s:g} s; cut it with offset, duration"
             bad.append(Bad(item.path, reason))
         else:
             known.append((duration_s, item))
-    known.sort(key=lambda pair: -pair[0])  # what needs the most memory comes first
+    known.sort(key=lambda pair: -pair[0])  # the largest batch comes first: out of memory shows at once
     return known, bad
 
 
@@ -107,7 +107,7 @@ def _duration(item: Item) -> float | AudioError:
 
 
 def batches(items: Iterable[tuple[float, Item]], max_batch_s: float) -> list[list[Item]]:
-    """Neighbours in length, as many as `max_batch_s` seconds hold with their padding, at least one."""
+    """Batches of similar length: at most `max_batch_s` seconds with padding, and at least one utterance."""
     out: list[list[Item]] = []
     longest_s = 0.0
     for duration_s, item in items:
@@ -120,5 +120,5 @@ def batches(items: Iterable[tuple[float, Item]], max_batch_s: float) -> list[lis
 
 
 def unique(items: list[Item]) -> list[Item]:
-    """One of each key: lines that name the same audio share its features."""
+    """One item per key: lines with the same audio share their features."""
     return list({item.key: replace(item, extra={}) for item in items}.values())

@@ -1,4 +1,4 @@
-"""Example batches, made by what training uses: the loader, the preprocessor and the masking of a configuration.
+"""Example batches, made with what training uses: the data loader, the preprocessor and the masking.
 
 B batch, N samples, M mel bands, T frames.
 """
@@ -15,8 +15,9 @@ from torch import Tensor
 
 from nest_ssl.config import DatasetConfig, ModelConfig
 from nest_ssl.data import AudioNoiseBatch, BadFile
-from nest_ssl.data.batch.examples import needed, open_batches
-from nest_ssl.drawing.lanes import band_centres_hz
+from nest_ssl.data.batch.collate import needed
+from nest_ssl.data.build import open_batches
+from nest_ssl.drawing.draw import band_centres_hz
 from nest_ssl.model import effective_sections
 from nest_ssl.modules import AudioToMelSpectrogramPreprocessor, RandomBlockMasking
 from nest_ssl.modules.subsampling import ConvSubsampling
@@ -31,18 +32,18 @@ class ExampleUtterance:
     name: str
     audio_N: Floats
     added_N: Floats
-    """What the loader added: noise, other speakers, or zeros."""
+    """What the data loader added: noise, other speakers, or zeros."""
     noisy_N: Floats
     clean_MT: Floats
     """Log-mel features of the clean audio, from which the targets are computed."""
     noisy_MT: Floats
     masked_MT: Floats | None
-    """What the encoder is given; None for `mask_position: post_conv`, where masking comes after the subsampling."""
+    """The encoder's input; None for `mask_position: post_conv`, where masking comes after the subsampling."""
     mask_T: NDArray[np.bool_]
 
     @property
     def ratio_db(self) -> float | None:
-        """Energy of the audio over that of what was added, over the whole utterance; None: nothing was added."""
+        """Energy of the audio relative to what was added, over the whole utterance; None: nothing was added."""
         audio, added = (float(np.square(x, dtype=np.float64).sum()) for x in (self.audio_N, self.added_N))
         return 10 * float(np.log10(audio / added)) if audio > 0 and added > 0 else None
 
@@ -58,12 +59,12 @@ class ExampleBatch:
     number: int
     utterances: list[ExampleUtterance]
     num_samples: int
-    """Of every row, padding included."""
+    """Samples per row, padding included."""
     sample_rate: int
     band_hz: list[float]
     """Centre of each mel band."""
     bad_files: list[BadFile]
-    """Replaced by other utterances while this batch was made."""
+    """Files replaced by other utterances while this batch was made."""
 
     @property
     def padding_share(self) -> float:
@@ -74,9 +75,9 @@ class ExampleBatch:
 def example_batches(config: ModelConfig, dataset: DatasetConfig, *, num_batches: int, seed: int) -> list[ExampleBatch]:
     """The first batches of epoch 0, as training with this seed would get them.
 
-    Where `drop_last` would leave training without any batch, an incomplete one is made.
+    If `drop_last` would leave no batch at all, an incomplete one is made.
     """
-    with torch.random.fork_rng(devices=[]):  # a DataLoader, and the mask embedding, draw from torch's own generator
+    with torch.random.fork_rng(devices=[]):  # a DataLoader and the mask embedding draw from torch's own generator
         torch.manual_seed(seed)
         features = _Features(config, seed)
         batches = _first_batches(dataset, num_batches, seed)
@@ -86,7 +87,7 @@ def example_batches(config: ModelConfig, dataset: DatasetConfig, *, num_batches:
 def _first_batches(dataset: DatasetConfig, num_batches: int, seed: int) -> list[AudioNoiseBatch]:
     try:
         batches = list(islice(open_batches(dataset, seed), num_batches))
-    except ValueError:  # what is not about drop_last is raised again without it
+    except ValueError:  # if drop_last is not the cause, it is raised again below
         if not dataset.drop_last:
             raise
         batches = []
@@ -133,7 +134,7 @@ class _Features:
         return ExampleBatch(number, utterances, audio_BN.shape[1], self.sample_rate, band_hz, list(batch.bad_files))
 
     def _mask(self, noisy_BMT: Tensor, frames_B: Tensor) -> tuple[Tensor, Tensor | None]:
-        """(B, T) true where the input is masked, and the masked features if these are what is masked."""
+        """The mask (B, T) of the input, and the masked features if masking comes before the encoder."""
         if self.subsampling is None:
             masked_BMT, masks_BMT = self.mask_processor(
                 input_feats=noisy_BMT, input_lengths=frames_B, generator=self.generator

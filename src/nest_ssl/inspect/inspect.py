@@ -1,4 +1,4 @@
-"""`nest-ssl inspect`: what data looks like to training, before any GPU is asked for."""
+"""`nest-ssl inspect`: what training will see of the data, before any GPU is needed."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ import numpy as np
 
 from nest_ssl.config import DatasetConfig, ModelConfig, compose
 from nest_ssl.data import AudioNoiseDataset, BadDataError, open_manifests
-from nest_ssl.data.manifest.paths import split_paths
+from nest_ssl.data.build import open_sources
+from nest_ssl.data.manifest.read import split_paths
 from nest_ssl.data.sources.files import ManifestDataset
-from nest_ssl.data.sources.opening import open_sources
 from nest_ssl.inspect.examples import ExampleBatch, example_batches
 from nest_ssl.inspect.manifest import ManifestFacts, find, look_at
 from nest_ssl.inspect.padding import Batching, compare
 
 MAX_BATCH_S = 3600.0
-"""Larger batches are not drawn: an hour of audio and its features take about 3 GB and half a minute."""
+"""Larger batches are not drawn: an hour of audio and its features takes about 3 GB and half a minute."""
 MUCH_LEFT_OUT = 0.1
-"""Share of the utterances."""
+"""Share of the utterances from which on a note says so."""
 
 
 @dataclass(frozen=True)
 class InspectOptions:
-    """What to look at, and how much of it."""
+    """What to inspect, and how much of it."""
 
     batch_sizes: list[int]
-    """Utterances per batch to compare; the first one is that of the examples."""
+    """Utterances per batch to compare; the examples use the first one."""
     max_files: int = 1000
-    """Headers to read, of speech and of noise."""
+    """Headers to read, for speech and for noise."""
     num_examples: int = 2
     """Batches to draw."""
     seed: int = 0
@@ -41,48 +41,47 @@ class InspectOptions:
 
 @dataclass(frozen=True)
 class Inspection:
-    """All that was found."""
+    """Everything that was found."""
 
     dataset: DatasetConfig
     options: InspectOptions
     speech: ManifestFacts
     noise: ManifestFacts | None
     num_kept: int
-    """Utterances that the duration filters of training leave in."""
+    """Utterances that pass the duration filters of training."""
     batchings: dict[int, list[Batching]]
-    """By batch size; none where nothing is left to batch."""
+    """By batch size; empty if no utterance is left."""
     examples: list[ExampleBatch]
     normalized: bool
     """Features are in standard deviations of each band."""
     notes: list[str]
-    """What a user should know or mend."""
+    """What a user should know or fix."""
 
 
 def training_config(
     manifest: str, noise: str | None, overrides: Sequence[str], config_name: str, config_path: Path | None
 ) -> ModelConfig:
-    """The model section of a configuration, with `train_ds` over this manifest (and this noise, if it is given)."""
+    """The model section of a configuration, with this manifest (and this noise, if given) in `train_ds`."""
     config = compose(config_name, overrides, config_path).model
     if config.train_ds is None:
-        raise ValueError(f"{config_name}: no model.train_ds in it.")
+        raise ValueError(f"{config_name}: has no model.train_ds.")
     noise_manifest = config.train_ds.noise_manifest if noise is None else noise
     dataset = replace(config.train_ds, manifest_filepath=manifest, noise_manifest=noise_manifest)
     return replace(config, train_ds=dataset)
 
 
 def inspect_data(config: ModelConfig, options: InspectOptions) -> Inspection:
-    """Looks at the manifests of `config.train_ds` as training would use them.
+    """Inspect the manifests of `config.train_ds` as training would use them.
 
-    Files that cannot be read are counted and named; only what leaves nothing to look at (no manifest, none of its
-    lines in order, no utterance in it) raises.
+    Files that cannot be read are counted and named; only a manifest that is missing, damaged or empty raises.
     """
     dataset = config.train_ds
     if dataset is None or dataset.manifest_filepath is None:
-        raise ValueError("train_ds: the configuration has none, or no manifest_filepath in it.")
+        raise ValueError("train_ds: missing in the configuration, or without a manifest_filepath.")
     for paths in (dataset.manifest_filepath, dataset.noise_manifest):
         if paths is not None and len(open_manifests(paths)) == 0:
             name = ", ".join(split_paths(paths))
-            raise ValueError(f"{name}: no utterances in it. Run 'nest-ssl prepare FOLDER --output NEW.jsonl'.")
+            raise ValueError(f"{name}: contains no utterances. Run 'nest-ssl prepare FOLDER --output NEW.jsonl'.")
     sources = open_sources(replace(dataset, min_duration=None, max_duration=None))
     speech = look_at(sources, max_files=options.max_files, seed=options.seed)
     noise = None
@@ -106,12 +105,12 @@ def inspect_data(config: ModelConfig, options: InspectOptions) -> Inspection:
 def _examples(
     config: ModelConfig, dataset: DatasetConfig, options: InspectOptions, speech: ManifestFacts, notes: list[str]
 ) -> list[ExampleBatch]:
-    """Example batches; what stands in their way becomes a note."""
+    """Example batches; if there can be none, a note says why."""
     batch_size = options.batch_sizes[0]
     longest_s = float(speech.between(dataset.min_duration, dataset.max_duration).max())
     if batch_size * longest_s > MAX_BATCH_S:
         notes.append(
-            f"No example batches: {batch_size} utterances of up to {longest_s:,.0f} s would hold "
+            f"No example batches: {batch_size} utterances of up to {longest_s:,.0f} s would be "
             f"{batch_size * longest_s / 3600:.1f} h of audio. Set model.train_ds.max_duration or --batch-size."
         )
         return []
@@ -128,12 +127,12 @@ def _examples(
 def _with_durations(
     dataset: DatasetConfig, sources: list[ManifestDataset], speech: ManifestFacts, notes: list[str]
 ) -> Iterator[DatasetConfig | None]:
-    """The dataset if it states every duration; else a copy of the manifest, with the files whose headers were read."""
+    """The dataset, if it states every duration; otherwise a manifest of the files whose headers were read."""
     if speech.num_stated == speech.num_utterances:
         yield dataset
         return
     if dataset.is_tarred:
-        notes.append("No padding and no example batches: for tar shards they need every 'duration'.")
+        notes.append("No padding and no example batches: tar shards need a 'duration' on every line.")
         yield None
         return
     with tempfile.TemporaryDirectory() as folder:
@@ -152,8 +151,8 @@ def _duration_notes(dataset: DatasetConfig, speech: ManifestFacts) -> list[str]:
     num_known, num_unstated = len(speech.known_s), speech.num_utterances - speech.num_stated
     if num_unstated:
         notes.append(
-            f"{num_unstated:,} of {speech.num_utterances:,} utterances have no 'duration': the headers' are used here, "
-            "where they were read. Training with buckets or duration filters needs them in the manifest: "
+            f"{num_unstated:,} of {speech.num_utterances:,} utterances have no 'duration'; where headers were read, "
+            "their durations are used here. Buckets and duration filters need durations in the manifest: "
             f"run 'nest-ssl prepare {speech.paths[0]} --output NEW.jsonl'."
         )
     for key, limit_s, inside_s in (
@@ -166,14 +165,14 @@ def _duration_notes(dataset: DatasetConfig, speech: ManifestFacts) -> list[str]:
             notes.append(f"{num_outside:,} of {num_known:,} utterances are left out by {limit} (seconds).")
     kept_s = speech.between(dataset.min_duration, dataset.max_duration)
     if num_known and not len(kept_s):
-        notes.append("Nothing is left to train on. Set these limits to what the data has, or to null.")
+        notes.append("Nothing is left to train on. Adapt these limits to the data, or set them to null.")
     missing_s = np.maximum(dataset.min_audio_len_secs - kept_s, 0)
     if missing_s.any():
         share = missing_s.sum() / (kept_s + missing_s).sum()
         limit = f"model.train_ds.min_audio_len_secs={dataset.min_audio_len_secs:g}"
         notes.append(
-            f"{np.count_nonzero(missing_s):,} utterances are shorter than {limit} and are filled up "
-            f"({dataset.pad_audio_mode}): {share:.0%} of what the model sees. Tables and pictures count that as audio."
+            f"{np.count_nonzero(missing_s):,} utterances are shorter than {limit} and are padded "
+            f"({dataset.pad_audio_mode}): {share:.0%} of what the model sees. Tables and pictures count this as audio."
         )
     return notes
 
@@ -183,15 +182,15 @@ def _file_notes(dataset: DatasetConfig, speech: ManifestFacts, noise: ManifestFa
     for facts in filter(None, (speech, noise)):
         if facts.unusable:
             notes.append(
-                f"{facts.name}: {len(facts.unusable):,} of the {facts.num_looked_at:,} files looked at cannot be used. "
+                f"{facts.name}: {len(facts.unusable):,} of {facts.num_looked_at:,} examined files cannot be used. "
                 f"Run 'nest-ssl prepare {facts.paths[0]} --output NEW.jsonl' to leave them out."
             )
     others = sum(count for rate, count in speech.rates.items() if rate != dataset.sample_rate)
     if others:
         share = others / speech.rates.total()
-        notes.append(f"{share:.0%} of the files are resampled to {dataset.sample_rate:,} Hz whenever they are read.")
+        notes.append(f"{share:.0%} of the files are resampled to {dataset.sample_rate:,} Hz every time they are read.")
     if noise is None:
-        notes.append("No noise manifest (--noise): only other speakers of the batch are mixed in.")
+        notes.append("No noise manifest (--noise): only other speakers from the batch are mixed in.")
     return notes
 
 
@@ -200,6 +199,6 @@ def _batching_notes(batchings: dict[int, list[Batching]]) -> list[str]:
     if worst <= MUCH_LEFT_OUT:
         return []
     return [
-        f"drop_last=true leaves out up to {worst:.0%} of the utterances: incomplete batches, one in every bucket. "
+        f"drop_last=true leaves out up to {worst:.0%} of the utterances: one incomplete batch per bucket. "
         "Fewer buckets (model.train_ds.num_buckets), smaller batches or model.train_ds.drop_last=false keep them."
     ]

@@ -1,4 +1,4 @@
-"""What is in a manifest: durations, and what the headers of its files say."""
+"""The contents of a manifest: durations, and what the headers of its files say."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from nest_ssl.audio import AudioError, AudioInfo, audio_info
 from nest_ssl.audio.read import MIN_SHARE
-from nest_ssl.data.manifest.manifest import Utterance
+from nest_ssl.data.manifest.read import Utterance
 from nest_ssl.data.sources.files import ManifestDataset
 from nest_ssl.drawing.draw import round_step
 
@@ -31,28 +31,28 @@ class Histogram:
     edges_s: list[float]
     counts: list[int]
     open_end: bool
-    """Some of the last bin are longer than its end."""
+    """The last bin includes utterances beyond its end."""
 
 
 @dataclass(frozen=True)
 class ManifestFacts:
-    """A manifest (or several, taken together) as a whole."""
+    """A manifest, or several taken together."""
 
     name: str
     paths: list[str]
-    """Of the manifest files."""
+    """Paths of the manifest files."""
     durations_s: NDArray[np.float64]
-    """Of every utterance: the manifest's, else the header's; NaN where neither is known."""
+    """Duration of every utterance, from the manifest or else the header; NaN where neither is known."""
     num_stated: int
     """Utterances whose duration the manifest states."""
     num_looked_at: int
     """Files whose headers were read."""
     rates: Counter[int]
-    """Files by sample rate in Hz; this and the next two over the files that could be opened."""
+    """Files by sample rate in Hz; this and the next two count the files that could be opened."""
     formats: Counter[str]
     channels: Counter[int]
     unusable: list[UnusableFile]
-    """Among the files looked at."""
+    """Among the examined files."""
 
     @property
     def num_utterances(self) -> int:
@@ -64,7 +64,7 @@ class ManifestFacts:
 
     @property
     def hours(self) -> float:
-        """Of all utterances; those of unknown duration are counted with the mean of the others."""
+        """Hours of all utterances; those of unknown duration count with the mean of the others."""
         known_s = self.known_s
         return float(known_s.mean()) * self.num_utterances / 3600 if len(known_s) else 0.0
 
@@ -74,7 +74,7 @@ class ManifestFacts:
 
     @property
     def is_sample(self) -> bool:
-        """Rates, formats and unusable files are those of a sample."""
+        """Rates, formats and unusable files describe only a sample."""
         return self.num_looked_at < self.num_utterances
 
     def percentiles_s(self, percents: Sequence[float]) -> list[float]:
@@ -82,7 +82,7 @@ class ManifestFacts:
         return [float(value) for value in np.percentile(known_s, percents)] if len(known_s) else []
 
     def between(self, least_s: float | None, most_s: float | None) -> NDArray[np.float64]:
-        """Known durations that the filters of training leave in; compared in float32, as the filters do."""
+        """Known durations that pass the filters of training; compared in float32, as the filters do."""
         known_s = self.known_s.astype(np.float32)
         low, high = np.float32(least_s or 0.0), np.float32(np.inf if most_s is None else most_s)
         inside: NDArray[np.bool_] = (known_s >= low) & (known_s <= high)
@@ -90,7 +90,7 @@ class ManifestFacts:
 
 
 def look_at(sources: Sequence[ManifestDataset], *, max_files: int, seed: int = 0) -> ManifestFacts:
-    """Facts of all utterances of `sources`; headers of `max_files` of them, drawn by `seed`, or of all if fewer."""
+    """Facts about all utterances in `sources`; reads the headers of up to `max_files`, chosen by `seed`."""
     durations_s = np.concatenate([source.durations_s for source in sources]).astype(np.float64)
     num_stated = int(np.count_nonzero(~np.isnan(durations_s)))
     infos: list[AudioInfo] = []
@@ -121,7 +121,7 @@ def look_at(sources: Sequence[ManifestDataset], *, max_files: int, seed: int = 0
 
 
 def find(sources: Sequence[ManifestDataset], index: int) -> tuple[ManifestDataset, int]:
-    """The dataset that holds utterance `index`, counted through all of them, and its number there."""
+    """The dataset that contains utterance `index`, counted over all of them, and its number there."""
     for source in sources:
         if index < len(source):
             return source, index
@@ -130,14 +130,14 @@ def find(sources: Sequence[ManifestDataset], index: int) -> tuple[ManifestDatase
 
 
 def choose(num_all: int, num_wanted: int, seed: int) -> NDArray[np.int64]:
-    """`num_wanted` of the numbers below `num_all`, or all of them, in order."""
+    """`num_wanted` random numbers below `num_all`, or all of them, in order."""
     if num_wanted >= num_all:
         return np.arange(num_all)
     return np.sort(np.random.default_rng(seed).choice(num_all, num_wanted, replace=False))
 
 
 def _header(source: ManifestDataset, index: int, utterance: Utterance) -> AudioInfo:
-    """What the file says about itself; AudioError if it cannot be opened or is shorter than its line states."""
+    """The file's header; AudioError if it cannot be opened or is shorter than its line states."""
     audio, name = source.source(index, utterance)
     info = audio_info(audio, name=name)
     left_s = info.duration_s - utterance.offset_s
@@ -150,7 +150,7 @@ def _header(source: ManifestDataset, index: int, utterance: Utterance) -> AudioI
 
 
 def duration_histogram(known_s: NDArray[np.float64], *, max_bins: int = 24) -> Histogram:
-    """Bins of a round width from 0 on, up to the longest, or to where 99.5 % end if a few are far longer."""
+    """Bins of a round width from 0 to the longest, or to the 99.5th percentile if a few are far longer."""
     longest_s, most_s = float(known_s.max()), float(np.percentile(known_s, 99.5))
     end_s = longest_s if longest_s <= 2 * most_s else most_s
     width_s = round_step(max(end_s, 1e-3) / max_bins)

@@ -1,4 +1,4 @@
-"""How much of the computation each way of forming batches would spend on padding, with the loader's own samplers."""
+"""The share of padding for each way to form batches, computed with the data loader's own samplers."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from numpy.typing import NDArray
 
 from nest_ssl.config import DatasetConfig
 from nest_ssl.data import PlannedLoader, build_loader
-from nest_ssl.data.plan.plan import BatchSpec
+from nest_ssl.data.plan.batches import BatchSpec
 from nest_ssl.data.sources.files import PlannedBatches
 
 MAX_UTTERANCES = 100_000
-"""Batches are looked at until they hold this many: orders are shuffled, so the first ones are a fair sample.
-lhotse makes an object of every utterance: 100,000 take it about 10 s."""
+"""Batches are counted until they contain this many: orders are shuffled, so the first ones are a fair sample.
+lhotse creates an object for every utterance: 100,000 take about 10 s."""
 
 Durations = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Filling:
-    """What a sequence of batches holds, in seconds of audio and of audio with padding."""
+    """A sequence of batches in seconds of audio, with and without padding."""
 
     num_batches: int = 0
     num_utterances: int = 0
     audio_s: float = 0.0
     padded_s: float = 0.0
     largest_s: float = 0.0
-    """Of the largest batch, with padding: what the memory must hold."""
+    """Seconds in the largest batch, with padding: what must fit into memory."""
 
     @property
     def padding_share(self) -> float:
@@ -37,42 +37,42 @@ class Filling:
 
     @property
     def mean_s(self) -> float:
-        """Of a batch, with padding."""
+        """Seconds in an average batch, with padding."""
         return self.padded_s / self.num_batches if self.num_batches else 0.0
 
 
 @dataclass(frozen=True)
 class Batching:
-    """One way of forming batches, and what it makes of the data."""
+    """One way to form batches, and its result for the data."""
 
     name: str
     keys: str
-    """Keys of `train_ds` that choose it; empty for the bound."""
+    """Keys of `train_ds` that select it; empty for the lower bound."""
     filling: Filling
     num_total: int
-    """Utterances that it had to place."""
+    """Utterances to put into batches."""
     complete: bool = True
-    """Every batch of an epoch was looked at."""
+    """Every batch of an epoch was counted."""
     problem: str = ""
     """Why there are no figures."""
 
     @property
     def num_batches(self) -> int:
-        """In an epoch; in proportion to the utterances if not all were looked at."""
+        """Batches per epoch; extrapolated if not all were counted."""
         if self.complete or not self.filling.num_utterances:
             return self.filling.num_batches
         return round(self.filling.num_batches * self.num_total / self.filling.num_utterances)
 
     @property
     def left_out_share(self) -> float | None:
-        """Utterances that `drop_last` leaves out; None if not all batches were looked at, or there are no figures."""
+        """Share of utterances that `drop_last` leaves out; None if unknown."""
         if self.problem or not self.complete:
             return None
         return max(0.0, 1 - self.filling.num_utterances / self.num_total)
 
 
 def fill(batches: Iterable[Durations]) -> Filling:
-    """Sums over batches, each given by the durations in it and padded to the longest of them."""
+    """Sum over batches, each given by its durations and padded to the longest."""
     num_batches = num_utterances = 0
     audio_s = padded_s = largest_s = 0.0
     for durations_s in batches:
@@ -84,15 +84,15 @@ def fill(batches: Iterable[Durations]) -> Filling:
 
 
 def sorted_batches(durations_s: Durations, batch_size: int) -> Iterator[Durations]:
-    """The least padding that batches of this size can have: neighbours in the order of duration.
+    """Batches of this size with the least possible padding: utterances sorted by duration.
 
-    If one of them is incomplete, it stands where it saves most.
+    An incomplete batch is put where it saves most.
     """
     longest_first = np.sort(durations_s)[::-1]
     num_full, rest = divmod(len(longest_first), batch_size)
     sizes = [batch_size] * num_full
     if rest:
-        # A batch lasts as long as its first utterance; those after the incomplete one begin `rest` places later.
+        # A batch is as long as its first utterance; batches after the incomplete one start `rest` positions later.
         before_s = np.cumsum([0.0, *longest_first[: num_full * batch_size : batch_size]])
         after_s = np.cumsum([0.0, *longest_first[rest::batch_size][::-1]])[::-1]
         padded_s = batch_size * (before_s + after_s) + rest * longest_first[::batch_size]
@@ -101,10 +101,10 @@ def sorted_batches(durations_s: Durations, batch_size: int) -> Iterator[Duration
 
 
 def compare(config: DatasetConfig, batch_size: int, *, seed: int = 0) -> list[Batching]:
-    """The ways of forming batches that a user can choose from, of `batch_size` utterances or by duration.
+    """The ways to form batches that a user can choose from, by number of utterances or by duration.
 
-    Batches by duration may hold the seconds of the largest shuffled batch (or `config.batch_duration`): the same
-    memory, filled better. lhotse goes beyond that where a long utterance comes last into a batch.
+    Batches by duration may have as many seconds as the largest shuffled batch (or `config.batch_duration`): the same
+    memory, better used. lhotse exceeds this when a long utterance is added last to a batch.
     """
     plain = replace(
         config,
@@ -146,9 +146,9 @@ def compare(config: DatasetConfig, batch_size: int, *, seed: int = 0) -> list[Ba
 
 
 def _try(name: str, keys: str, config: DatasetConfig, num_total: int, seed: int) -> Batching:
-    """A row of the comparison, or the reason why this way is not open with these settings."""
+    """A row of the comparison, or the reason why these settings do not allow it."""
     if config.use_lhotse and config.bucket_duration_bins is None and num_total < config.num_buckets:
-        problem = f"lhotse cannot make {config.num_buckets} buckets (num_buckets) of {num_total} utterances."
+        problem = f"lhotse cannot make {config.num_buckets} buckets (num_buckets) from {num_total} utterances."
         return Batching(name, keys, Filling(), num_total, problem=problem)
     try:
         loader = build_loader(config, seed=seed)
@@ -159,7 +159,7 @@ def _try(name: str, keys: str, config: DatasetConfig, num_total: int, seed: int)
 
 
 def _fill_from(batches: Iterator[Durations]) -> tuple[Filling, bool]:
-    """The first MAX_UTTERANCES or a few more, and whether that was all."""
+    """Fill from the first MAX_UTTERANCES or a few more; and whether that was all."""
     complete = True
 
     def first() -> Iterator[Durations]:
@@ -177,14 +177,14 @@ def _fill_from(batches: Iterator[Durations]) -> tuple[Filling, bool]:
 
 
 def _durations_s(loader: PlannedLoader, least_s: float) -> Durations:
-    """Of every utterance; short ones are filled up to `least_s`, as the loader does."""
+    """The duration of every utterance; short ones are padded to `least_s`, as the data loader does."""
     assert isinstance(loader.dataset, PlannedBatches)
     stated_s = np.concatenate([source.durations_s for source in loader.dataset.sources])
     return np.maximum(stated_s.astype(np.float64), least_s)
 
 
 def _batches(loader: PlannedLoader, least_s: float) -> Iterator[Durations]:
-    """Durations in each batch of epoch 0."""
+    """The durations in each batch of epoch 0."""
     all_s = _durations_s(loader, least_s) if isinstance(loader.dataset, PlannedBatches) else np.empty(0)
     for spec in loader.batches:
         if isinstance(spec, BatchSpec):

@@ -1,1 +1,1 @@
-"""Who a rank is; starting and ending ranks."""
+"""Who a rank is; starting, comparing and ending ranks; checking the machine."""

@@ -1,4 +1,4 @@
-"""How a rank finds its beacon: its launcher made one, or the ranks of a node that somebody else launched share one."""
+"""How a rank finds its beacon: nest-ssl's launcher made one, or the node's ranks, launched by others, share one."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from nest_ssl.launch.launcher import KeptMonitor, beacon_folder, make_beacon_folder
-from nest_ssl.launch.ranks import BEACON_VARIABLE, LAUNCHER_VARIABLE, RankFacts
+from nest_ssl.launch.ranks import BEACON_VARIABLE, LAUNCHER_VARIABLE
 from nest_ssl.watchdog.agent import RankAgent
 from nest_ssl.watchdog.beacon import Beacon
-from nest_ssl.watchdog.judge.limits import Limits
-from nest_ssl.watchdog.rows import local_rows
-from nest_ssl.watchdog.status import Settings, write_status
+from nest_ssl.watchdog.rank import RankFacts
+from nest_ssl.watchdog.report.status import Settings, write_status
+from nest_ssl.watchdog.rows import Limits, local_rows
 from nest_ssl.watchdog.system import is_alive
 
 JOB_VARIABLES = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_STEP_ID")
@@ -27,7 +27,7 @@ JOB_VARIABLES = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB
 def attached(
     facts: RankFacts, settings: dict[str, Any], *, workers_per_rank: int, wants_monitor: bool
 ) -> Iterator[RankAgent]:
-    """This process as a visible rank. `settings` are the monitor's, for the rank that has to start it."""
+    """Make this process a visible rank. `settings` are the monitor's, for the rank that has to start it."""
     if BEACON_VARIABLE in os.environ:
         agent = RankAgent(facts, Beacon(Path(os.environ[BEACON_VARIABLE])), has_monitor=True)
         agent.start(parent=int(os.environ[LAUNCHER_VARIABLE]))
@@ -75,7 +75,7 @@ def _close(agent: RankAgent) -> None:
 
 
 def _token(facts: RankFacts) -> str:
-    """The same for all ranks of one start of a job on this node, and for no others."""
+    """Return a name that all ranks of one start of a job on this node share, and no others."""
     if facts.world_size == 1:
         return f"single-{os.getpid()}"
     parts = [
@@ -93,10 +93,10 @@ def _create(folder: Path, facts: RankFacts, workers_per_rank: int) -> Beacon:
         owner = Beacon(folder / "beacon").owner
     if owner and is_alive(owner):
         raise ValueError(
-            f"LOCAL_RANK=0: process {owner} has it too, on this node and port. Give every rank of a node its own "
+            f"LOCAL_RANK=0: process {owner} also has it, on this node and port. Give every rank on a node its own "
             f"LOCAL_RANK, and every job its own MASTER_PORT."
         )
-    for left_over in folder.iterdir():  # of an earlier start with the same port
+    for left_over in folder.iterdir():  # from an earlier start with the same port
         left_over.unlink()
     return Beacon.create(
         folder / "beacon",
@@ -115,4 +115,4 @@ def _wait_for_beacon(path: Path, timeout_s: float) -> Beacon:
             if is_alive(beacon.owner):
                 return beacon
         time.sleep(0.05)
-    raise ValueError(f"local rank 0 of this node was not started within {timeout_s:.0f} s (watchdog.init_s).")
+    raise ValueError(f"local rank 0 on this node did not start within {timeout_s:.0f} s (watchdog.init_s).")

@@ -1,4 +1,4 @@
-"""Launching: one process per rank and one monitor per node, ended together, started again if asked to."""
+"""The launcher: starts one process per rank and one monitor per node, ends them together, restarts them if asked to."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from nest_ssl.launch.exit_codes import FINISHED, NEEDS_A_PERSON, RESUMABLE
-from nest_ssl.launch.ranks import BEACON_VARIABLE, LAUNCHER_VARIABLE, RankFacts
+from nest_ssl.launch.ranks import BEACON_VARIABLE, LAUNCHER_VARIABLE
 from nest_ssl.watchdog.beacon import Beacon
 from nest_ssl.watchdog.node import verdict_path
-from nest_ssl.watchdog.status import Settings
+from nest_ssl.watchdog.rank import FINISHED, NEEDS_A_PERSON, RESUMABLE, RankFacts
+from nest_ssl.watchdog.report.status import Settings
 from nest_ssl.watchdog.system import is_alive, kill_all, say, shared_memory_folder, stop_signals, wait_until_gone
 
 POLL_S = 0.05
 VERDICT_WAIT_S = 8.0
-"""A rank that is gone is reported by the monitor within 2 s; if it is not by now, the launcher acts alone."""
+"""The monitor reports a dead rank within 2 s; if it has not after this long, the launcher acts alone."""
 MAX_MONITORS = 3
 SILENT_S = 40.0
-"""A monitor looks four times a second and takes 20 s at most for a report; so late, it stands still."""
+"""A monitor looks four times a second and takes at most 20 s for a report; if silent for longer, it has stalled."""
 
 
 @dataclass(frozen=True)
@@ -37,18 +37,18 @@ class Job:
     """What to launch on this node."""
 
     command: list[str]
-    """Of every rank."""
+    """The command of every rank."""
     local_ranks: int
     num_nodes: int
     node: int
     master_addr: str
     master_port: int | None
-    """None: any free one."""
+    """None: any free port."""
     workers_per_rank: int
     settings: dict[str, Any]
-    """Of the monitor, without what differs from attempt to attempt."""
+    """The monitor's settings, without what differs between attempts."""
     resume_arguments: list[str]
-    """Added to the command when it is started again."""
+    """Arguments added to the command when it is restarted."""
     max_restarts: int = 0
 
     @property
@@ -57,7 +57,7 @@ class Job:
 
 
 def launch(job: Job) -> int:
-    """Run the job until it is finished, stopped, or ended for good; an exit code."""
+    """Run the job until it is finished, stopped, or ended for good; return its exit code."""
     last_fault: Any = None
     for attempt in range(job.max_restarts + 1):
         attempted = Attempt(job, job.command + (job.resume_arguments if attempt else []))
@@ -66,7 +66,7 @@ def launch(job: Job) -> int:
             return code
         if fault is not None and fault == last_fault:
             kind, ranks, stage, step = fault
-            say(f"nest-ssl: the same fault again ({kind}, ranks {ranks}, {stage} of step {step}): not started again")
+            say(f"nest-ssl: the same fault again ({kind}, ranks {ranks}, {stage} of step {step}): not restarting")
             return NEEDS_A_PERSON
         last_fault = fault
         say(f"nest-ssl: restart {attempt + 1} of {job.max_restarts}")
@@ -93,7 +93,7 @@ class Attempt:
         self.monitor = KeptMonitor(self._monitor_settings(), self.beacon)
 
     def run(self) -> tuple[int, Any]:
-        """An exit code, and what the monitor says the fault was."""
+        """Run the attempt; return its exit code, and what the fault was according to the monitor."""
         before = {number: signal.signal(number, self._on_signal) for number in stop_signals()}
         try:
             self.monitor.start()
@@ -122,7 +122,7 @@ class Attempt:
         )
         env = {**os.environ, **facts.variables()}
         env |= {BEACON_VARIABLE: str(self.beacon.path), LAUNCHER_VARIABLE: str(os.getpid())}
-        # As many threads as the ranks can share; each would take all cores otherwise.
+        # The ranks share the cores; otherwise each would start a thread for every core.
         env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // job.local_ranks)))
         return subprocess.Popen(self.command, env=env, stdin=subprocess.DEVNULL, start_new_session=True)
 
@@ -138,7 +138,7 @@ class Attempt:
         )
 
     def _wait(self) -> None:
-        """Until all ranks have left and the monitor has said what it has to say."""
+        """Wait until all ranks have left and the monitor has judged any failure."""
         alone_since: float | None = None
         while True:
             codes = [process.poll() for process in self.ranks]
@@ -154,7 +154,7 @@ class Attempt:
             if any(code not in (None, FINISHED, RESUMABLE) for code in codes):
                 alone_since = alone_since or time.monotonic()
                 if time.monotonic() - alone_since > VERDICT_WAIT_S:
-                    say("nest-ssl: a rank is gone and the monitor says nothing: the job is ended")
+                    say("nest-ssl: a rank is gone and the monitor does not report it: ending the job")
                     return
             time.sleep(POLL_S)
 
@@ -170,11 +170,11 @@ class Attempt:
         return NEEDS_A_PERSON, None
 
     def _end_all(self) -> None:
-        """Nothing is left running: ranks, their loader processes, the monitor."""
+        """Leave nothing running: ranks, their workers, the monitor."""
         monitor = self.monitor.process
         if monitor is not None and not self._stop_now:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                monitor.wait(timeout=1.0)  # it has killed the ranks, and leaves
+                monitor.wait(timeout=1.0)  # it has killed the ranks and is about to exit
         processes = [*self.ranks, *([monitor] if monitor is not None else [])]
         workers = [worker for i in range(self.job.local_ranks) for worker in self.beacon.workers(i)]
         pids = {process.pid for process in processes if process.poll() is None}
@@ -186,13 +186,13 @@ class Attempt:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.was_asked_to_stop:
-            self._stop_now = True  # asked twice: at once
+            self._stop_now = True  # asked twice: stop at once
         self.was_asked_to_stop = True
         self.beacon.stop_signal = number
 
 
 class KeptMonitor:
-    """The monitor of this node, which is started again when somebody has killed it or it stands still."""
+    """The monitor of this node, restarted when it is killed or stalls."""
 
     def __init__(self, settings: Settings, beacon: Beacon) -> None:
         self.beacon = beacon
@@ -202,33 +202,34 @@ class KeptMonitor:
         settings.write(self._path)
 
     def start(self) -> None:
-        """In a session of its own: a Ctrl-C in the terminal does not reach it."""
+        """Start it in its own session, where a Ctrl-C in the terminal does not reach it."""
         self._num_started += 1
         self._started_ns = time.monotonic_ns()
         command = [sys.executable, "-m", "nest_ssl.watchdog.monitor", str(self._path)]
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
     def keep(self) -> None:
+        """Restart the monitor if it is gone or has stalled."""
         if self.process is None or (code := self.process.poll()) == 0:
-            return  # one that leaves by itself has seen all ranks leave
+            return  # a monitor that exits by itself has seen all ranks leave
         what = "was killed"
         if code is None:
             silent_s = (time.monotonic_ns() - max(self.beacon.monitor_beat_ns, self._started_ns)) / 1e9
             if silent_s < SILENT_S:
                 return
-            what = f"stood still for {silent_s:.0f} s and was ended"
+            what = f"stalled for {silent_s:.0f} s and was ended"
             self.process.kill()
             self.process.wait()
         if self._num_started < MAX_MONITORS:
-            say(f"nest-ssl: warning: the monitor {what}; training goes on, with a new monitor")
+            say(f"nest-ssl: warning: the monitor {what}; training continues with a new monitor")
             self.start()
         else:
-            say(f"nest-ssl: warning: the monitor {what} again; training goes on without one")
+            say(f"nest-ssl: warning: the monitor {what} again; training continues without one")
             self.process = None
 
 
 def beacon_folder(token: str) -> Path:
-    """Where the beacon of one start of a job lies."""
+    """Return the folder of the beacon of one start of a job."""
     return shared_memory_folder() / f"{_folder_prefix()}{token}"
 
 
@@ -237,7 +238,7 @@ def _folder_prefix() -> str:
 
 
 def make_beacon_folder(token: str) -> Path:
-    """Make `beacon_folder`; those of jobs that are gone are removed."""
+    """Make `beacon_folder`, and remove those of jobs that are gone."""
     folder = beacon_folder(token)
     root, prefix = folder.parent, _folder_prefix()
     for old in root.glob(f"{prefix}*"):
@@ -255,22 +256,21 @@ def free_port() -> int:
 
 
 def check_port(port: int) -> None:
-    """Refuse a port that somebody else has."""
+    """Refuse a port that another program has."""
     with socket.socket() as sock:
-        sock.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # as torch binds it: an old connection is no hindrance
+        # torch binds it the same way: an old connection in TIME_WAIT does not matter.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             sock.bind(("", port))
         except OSError as error:
             raise ValueError(
-                f"port {port}: {error.strerror}. Set MASTER_PORT to a free port, or leave it unset to have one chosen."
+                f"port {port}: {error.strerror}. Set MASTER_PORT to a free port, or unset it to have one chosen."
             ) from error
 
 
 def check_address(address: str) -> None:
-    """Refuse a MASTER_ADDR that is no machine: ranks would look for it until they are given up."""
+    """Refuse a MASTER_ADDR that cannot be resolved: ranks would look for it until they time out."""
     try:
         socket.getaddrinfo(address, None)
     except OSError as error:
-        raise ValueError(f"MASTER_ADDR={address}: {error.strerror}. Set it to the name or number of node 0.") from error
+        raise ValueError(f"MASTER_ADDR={address}: {error.strerror}. Set it to node 0's host name or IP.") from error

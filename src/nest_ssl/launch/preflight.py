@@ -1,4 +1,4 @@
-"""Before the first step, all ranks compare what must be equal; a difference is refused with a table of who differs."""
+"""The check before the first step: ranks that differ where they must not are refused, with a table of who differs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Facts = Mapping[str, Any]
 
 
 class Store(Protocol):
-    """torch's key-value store, as far as it is needed here."""
+    """The part of torch's key-value store that is needed here."""
 
     def set(self, key: str, value: str) -> None: ...
 
@@ -23,13 +23,13 @@ class Store(Protocol):
 
 
 class RefusedError(ValueError):
-    """The ranks do not fit together."""
+    """The ranks do not match."""
 
 
 def compare_ranks(store: Store, name: str, facts: Facts, *, rank: int, world_size: int, timeout_s: float) -> None:
     """Compare `facts` with those of all other ranks; RefusedError, on every rank, if they differ or one is missing.
 
-    Rank 0 reads and judges, the others wait for its word: no collective, and everybody gets the same answer.
+    Rank 0 reads and judges, the others wait for its answer: no collective, and all ranks get the same answer.
     """
     prefix = f"nest-ssl/compare/{name}"
     store.set(f"{prefix}/{rank}", json.dumps(flat(facts)))
@@ -42,7 +42,7 @@ def compare_ranks(store: Store, name: str, facts: Facts, *, rank: int, world_siz
 
 
 def _judge(store: Store, prefix: str, world_size: int, timeout_s: float) -> str:
-    """What is wrong; empty for nothing."""
+    """Return what is wrong; an empty string if nothing is."""
     deadline = time.monotonic() + timeout_s
     missing = []
     for rank in range(world_size):
@@ -62,7 +62,7 @@ def _wait(store: Store, key: str, timeout_s: float) -> bool:
 
 
 def differences(facts_of: list[dict[str, str]]) -> str:
-    """A table of the keys in which ranks differ, most frequent value first; empty if they agree."""
+    """Return a table of the keys in which ranks differ, most frequent value first; empty if they agree."""
     lines = []
     for key in sorted({key for facts in facts_of for key in facts}):
         ranks_of: dict[str, list[int]] = {}
@@ -73,7 +73,7 @@ def differences(facts_of: list[dict[str, str]]) -> str:
             lines += [f"  {key}", *(f"    {_ranks(ranks)}: {value}" for value, ranks in by_number)]
     if not lines:
         return ""
-    return "\n".join(["the ranks do not fit together, so training would hang; they differ in", *lines])
+    return "\n".join(["the ranks do not match, so training would hang; they differ in", *lines])
 
 
 def _ranks(ranks: list[int]) -> str:
@@ -82,7 +82,7 @@ def _ranks(ranks: list[int]) -> str:
 
 
 def flat(facts: Facts, prefix: str = "") -> dict[str, str]:
-    """Nested facts as dotted keys and texts; lists are leaves."""
+    """Flatten nested facts to dotted keys and texts; lists are leaves."""
     out: dict[str, str] = {}
     for key, value in facts.items():
         if isinstance(value, Mapping):
@@ -93,7 +93,7 @@ def flat(facts: Facts, prefix: str = "") -> dict[str, str]:
 
 
 def code_version(folder: Any) -> str:
-    """A hash over the Python files of the package: ranks of one job must run the same code."""
+    """Return a hash over the package's Python files: all ranks of a job must run the same code."""
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
         digest.update(str(path.relative_to(folder)).encode())

@@ -1,4 +1,4 @@
-"""Who this process is: rank facts from nest-ssl's own launcher, from torchrun, or from SLURM."""
+"""Who this process is, as told by nest-ssl's own launcher, torchrun, or SLURM."""
 
 from __future__ import annotations
 
@@ -6,71 +6,18 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+
+from nest_ssl.watchdog.rank import RankFacts
 
 BEACON_VARIABLE = "NEST_SSL_BEACON"
-"""Set by nest-ssl's launcher for its ranks: the path of the beacon."""
+"""Set by nest-ssl's launcher for its ranks: the beacon's path."""
 LAUNCHER_VARIABLE = "NEST_SSL_LAUNCHER"
-"""The process id of that launcher."""
+"""The launcher's process id."""
 DEFAULT_PORT = 29500
 
 
-@dataclass(frozen=True)
-class RankFacts:
-    """The place of one process in the job."""
-
-    rank: int
-    local_rank: int
-    world_size: int
-    local_world_size: int
-    node: int
-    launcher: str
-    """nest-ssl, torchrun, slurm, or environment: someone set RANK and WORLD_SIZE by hand."""
-    master_addr: str
-    master_port: int
-
-    def __post_init__(self) -> None:
-        fits = 0 <= self.rank < self.world_size and 0 <= self.local_rank < self.local_world_size
-        if not fits or self.local_rank > self.rank:
-            raise ValueError(
-                f"RANK={self.rank}, LOCAL_RANK={self.local_rank} do not fit WORLD_SIZE={self.world_size}, "
-                f"LOCAL_WORLD_SIZE={self.local_world_size}."
-            )
-
-    @property
-    def first_rank(self) -> int:
-        """The lowest rank of this node."""
-        return self.rank - self.local_rank
-
-    @property
-    def num_nodes(self) -> int:
-        return -(-self.world_size // self.local_world_size)
-
-    def check_against(self, devices: int, num_nodes: int) -> None:
-        """Refuse a configuration for another number of ranks than were started."""
-        if (devices, num_nodes) != (self.local_world_size, self.num_nodes):
-            raise ValueError(
-                f"trainer.devices={devices} and trainer.num_nodes={num_nodes}, but {self.launcher} has "
-                f"started {self.local_world_size} ranks on this node and {self.world_size} in all. Set "
-                f"trainer.devices={self.local_world_size} trainer.num_nodes={self.num_nodes}."
-            )
-
-    def variables(self) -> dict[str, str]:
-        """As torch.distributed and the code of others expect them."""
-        return {
-            "RANK": str(self.rank),
-            "LOCAL_RANK": str(self.local_rank),
-            "WORLD_SIZE": str(self.world_size),
-            "LOCAL_WORLD_SIZE": str(self.local_world_size),
-            "GROUP_RANK": str(self.node),
-            "NODE_RANK": str(self.node),
-            "MASTER_ADDR": self.master_addr,
-            "MASTER_PORT": str(self.master_port),
-        }
-
-
 def from_environment(env: Mapping[str, str], devices: int) -> RankFacts | None:
-    """The facts, if somebody has launched this process as a rank; `devices` is what the config says per node."""
+    """Return the facts if this process was launched as a rank, else None; `devices` is the config's number per node."""
     if "RANK" in env and "WORLD_SIZE" in env:
         return _from_torchrun(env, devices)
     if "SLURM_PROCID" in env and "SLURM_STEP_ID" in env and int(env.get("SLURM_NTASKS", "1")) > 1:
@@ -108,12 +55,12 @@ def _from_slurm(env: Mapping[str, str]) -> RankFacts:
         node=node,
         launcher="slurm",
         master_addr=env.get("MASTER_ADDR") or first_host(env.get("SLURM_STEP_NODELIST", env.get("SLURM_NODELIST", ""))),
-        master_port=int(env.get("MASTER_PORT", 15_000 + job % 20_000)),  # the same on every node, seldom taken
+        master_port=int(env.get("MASTER_PORT", 15_000 + job % 20_000)),  # the same on every node, rarely taken
     )
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """SLURM's '4(x2),3' as [4, 4, 3]."""
+    """Expand SLURM's '4(x2),3' to [4, 4, 3]."""
     counts: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
@@ -124,14 +71,14 @@ def tasks_per_node(text: str) -> list[int]:
 
 
 def first_host(nodelist: str) -> str:
-    """The first host of SLURM's 'gpu[03-05,9],cpu1' is 'gpu03'."""
+    """Return the first host of a SLURM node list: 'gpu03' for 'gpu[03-05,9],cpu1'."""
     match = re.match(r"([^,\[]+)(?:\[([^,\-\]]+)[^\]]*\])?([^,\[]*)", nodelist)
     return f"{match[1]}{match[2] or ''}{match[3]}" if match else "127.0.0.1"
 
 
 @contextlib.contextmanager
 def as_rank_zero() -> Iterator[None]:
-    """For the launcher, which is no rank, to read a configuration that refers to `${oc.env:RANK}`."""
+    """Let the launcher, which is not a rank, read a configuration that refers to `${oc.env:RANK}`."""
     missing = {name: "0" for name in ("RANK", "LOCAL_RANK") if name not in os.environ}
     os.environ.update(missing)
     try:

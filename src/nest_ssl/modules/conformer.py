@@ -6,7 +6,6 @@ B batch, T mel frames, S encoder frames, D width.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import logging
 import random
 from typing import Any
@@ -16,19 +15,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from nest_ssl.config import EncoderConfig
-from nest_ssl.modules.as_built import is_as_built
-from nest_ssl.modules.attention import MultiHeadAttention, RelPositionMultiHeadAttention, position_biases
-from nest_ssl.modules.checks import check_features, checked_lengths
-from nest_ssl.modules.dropout import Dropout
-from nest_ssl.modules.lengths import valid_frames
-from nest_ssl.modules.positions import PositionalEncoding
+from nest_ssl.modules.attention import (
+    MultiHeadAttention,
+    PositionalEncoding,
+    RelPositionMultiHeadAttention,
+    position_biases,
+)
+from nest_ssl.modules.inputs import check_features, checked_lengths, valid_frames
 from nest_ssl.modules.subsampling import ConvSubsampling
 
 log = logging.getLogger(__name__)
 
 
 @functools.cache
-def _say_once(message: str) -> None:
+def _log_once(message: str) -> None:
     log.info(message)
 
 
@@ -36,7 +36,7 @@ class ConformerEncoder(nn.Module):
     """`encoder(audio_signal=(B, mels, T), length=(B,))` gives (B, D, S) and the new lengths.
 
     Takes the fields of `EncoderConfig` as keywords. Hooks on `layers[i]` see each layer's output, (B, S, D).
-    No call reads a value back from the device or talks to another rank.
+    No call reads a value back from the device or waits for another rank.
     """
 
     pre_encode: nn.Module
@@ -48,7 +48,7 @@ class ConformerEncoder(nn.Module):
         self.att_context_size = list(cfg.attention_contexts[0])
         self.sync_max_audio_length = cfg.sync_max_audio_length
         if cfg.sync_max_audio_length:
-            _say_once("encoder.sync_max_audio_length: true changes nothing here; positions need no agreement of ranks.")
+            _log_once("encoder.sync_max_audio_length: true changes nothing here; ranks need not agree on positions.")
         self.pre_encode = ConvSubsampling(cfg)
         relative = cfg.self_attention_model == "rel_pos"
         self.pos_enc = PositionalEncoding(
@@ -61,41 +61,30 @@ class ConformerEncoder(nn.Module):
         shared = position_biases(cfg.d_model, cfg.n_heads) if relative and not cfg.untie_biases else None
         self.layers = nn.ModuleList(ConformerLayer(cfg, shared) for _ in range(cfg.n_layers))
         self.layer_drop_probs = layer_drop_probs(cfg)
-        self.compile_mode, self.activation_budget = "off", 1.0  # the model sets them to those of its configuration
         project = cfg.feat_out > 0 and cfg.feat_out != cfg.d_model
         self.out_proj = nn.Linear(cfg.d_model, cfg.feat_out) if project else None
 
     def forward(
-        self,
-        audio_signal: Tensor,
-        length: Tensor | None = None,
-        bypass_pre_encode: bool = False,
-        *,
-        num_frames: Tensor | None = None,
+        self, audio_signal: Tensor, length: Tensor | None = None, bypass_pre_encode: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """With `bypass_pre_encode` the input is (B, S, D), subsampled already.
+        """With `bypass_pre_encode` the input is (B, S, D): it has been subsampled already."""
+        length = self.check_input(audio_signal, length, bypass_pre_encode)
+        x_BSD = audio_signal
+        if not bypass_pre_encode:
+            x_BSD, length = self.pre_encode(audio_signal.transpose(1, 2), length)
+        x_BSD = self._run_layers(x_BSD, length)
+        if self.out_proj is not None:
+            x_BSD = self.out_proj(x_BSD)
+        return x_BSD.transpose(1, 2), length
 
-        `num_frames`: frames of the batch without what a GPU's sake has added to it; see `fast_path`.
-        """
+    def check_input(self, audio_signal: Tensor, length: Tensor | None, bypass_pre_encode: bool) -> Tensor:
+        """Check what `forward` is given, and return the lengths: without any, all frames count."""
         shape = ("batch", "frames", self.d_model) if bypass_pre_encode else ("batch", self.cfg.feat_in, "frames")
         check_features("audio_signal", audio_signal, *shape)
         size = audio_signal.shape[shape.index("frames")]
         if length is None:
             length = torch.full((audio_signal.shape[0],), size, device=audio_signal.device)
-        length = checked_lengths("length", length, audio_signal, size)
-        if self.takes_fast_path(audio_signal) and self._is_as_built():
-            from nest_ssl.modules.fast_path import encode_fast  # it builds on this file
-
-            x_BSD, length = encode_fast(self, audio_signal, length, num_frames, bypass_pre_encode)
-        else:
-            assert num_frames is None, "only the fast path pads what it is given"
-            x_BSD = audio_signal
-            if not bypass_pre_encode:
-                x_BSD, length = self.pre_encode(audio_signal.transpose(1, 2), length)
-            x_BSD = self._run_layers(x_BSD, length)
-        if self.out_proj is not None:
-            x_BSD = self.out_proj(x_BSD)
-        return x_BSD.transpose(1, 2), length
+        return checked_lengths("length", length, audio_signal, size)
 
     def _run_layers(self, x_BSD: Tensor, length: Tensor) -> Tensor:
         x_BSD, pos_emb_1RD = self.pos_enc(x_BSD)
@@ -107,32 +96,17 @@ class ConformerEncoder(nn.Module):
         return x_BSD
 
     def skip_at_random(self, index: int, x_BSD: Tensor, out_BSD: Tensor) -> Tensor:
-        """Stochastic depth: the output of layer `index`, or in some training steps its input."""
+        """Stochastic depth: return the output of layer `index` or, in some training steps, its input."""
         drop_prob = self.layer_drop_probs[index]
         if not self.training or drop_prob == 0:
             return out_BSD
-        # Every parameter gets a gradient whether the layer counts or not, so ranks cannot come apart.
+        # Every parameter gets a gradient whether the layer counts or not, so ranks cannot diverge.
         keeps = torch.rand((), device=out_BSD.device) >= drop_prob
         scale = torch.where(keeps, 1 / (1 - drop_prob), 0.0).to(out_BSD.dtype)
         return x_BSD + (out_BSD - x_BSD) * scale
 
-    def takes_fast_path(self, x: Tensor) -> bool:
-        """In training: on CUDA (`compile: auto`), everywhere (`on`) or nowhere (`off`)."""
-        wanted = self.compile_mode == "on" or (self.compile_mode == "auto" and x.is_cuda)
-        if not wanted or not self.training or not torch.is_grad_enabled() or torch.compiler.is_compiling():
-            return False
-        if x.is_cuda and importlib.util.find_spec("triton") is None:
-            _say_once("model.compile: Triton is not installed, so training runs as it is.")
-            return False
-        return True
-
-    def _is_as_built(self) -> bool:
-        if not is_as_built(self):
-            _say_once("model.compile: adapters or hooks are in the encoder, so training calls its parts one by one.")
-            return False
-        return True
-
     def draw_context(self) -> tuple[int, int]:
+        """Return how many frames the attention sees to the left and right; of several, training draws one."""
         contexts = self.cfg.attention_contexts
         if self.training and len(contexts) > 1:
             return random.choices(contexts, weights=self.cfg.attention_context_probs)[0]
@@ -160,7 +134,7 @@ class ConformerLayer(nn.Module):
             )
         self.norm_feed_forward2 = nn.LayerNorm(cfg.d_model)
         self.feed_forward2 = FeedForward(cfg)
-        self.dropout = Dropout(cfg.dropout)
+        self.dropout = nn.Dropout(cfg.dropout)
         self.norm_out = nn.LayerNorm(cfg.d_model)
 
     def forward(self, x_BSD: Tensor, visible_B1SS: Tensor, pos_emb_1RD: Tensor | None, valid_BS: Tensor) -> Tensor:
@@ -176,29 +150,12 @@ class FeedForward(nn.Module):
     def __init__(self, cfg: EncoderConfig) -> None:
         super().__init__()
         self.linear1 = nn.Linear(cfg.d_model, cfg.d_model * cfg.ff_expansion_factor, bias=cfg.use_bias)
-        self.dropout = Dropout(cfg.dropout)
+        self.dropout = nn.Dropout(cfg.dropout)
         self.linear2 = nn.Linear(cfg.d_model * cfg.ff_expansion_factor, cfg.d_model, bias=cfg.use_bias)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.linear2(self.dropout(F.silu(self.linear1(x))))
         return out
-
-
-class PointwiseConv(nn.Conv1d):
-    """Of one frame. On a CPU a product of matrices: a convolution would be prepared anew for every size of batch."""
-
-    def __init__(self, channels_in: int, channels_out: int, *, bias: bool) -> None:
-        super().__init__(channels_in, channels_out, kernel_size=1, bias=bias)
-
-    def forward(self, x_BDS: Tensor) -> Tensor:
-        if x_BDS.device.type != "cpu":
-            return super().forward(x_BDS)
-        return per_frame(self, x_BDS.transpose(1, 2)).transpose(1, 2)
-
-
-def per_frame(conv: nn.Conv1d, x_D: Tensor) -> Tensor:
-    """A convolution of kernel 1 is a matrix product: of frames (…, D), channels last."""
-    return F.linear(x_D, conv.weight[:, :, 0], conv.bias)
 
 
 class ConformerConvolution(nn.Module):
@@ -208,10 +165,10 @@ class ConformerConvolution(nn.Module):
         super().__init__()
         width = cfg.d_model
         self.context = cfg.conv_context
-        self.pointwise_conv1 = PointwiseConv(width, 2 * width, bias=cfg.use_bias)
+        self.pointwise_conv1 = nn.Conv1d(width, 2 * width, kernel_size=1, bias=cfg.use_bias)
         self.depthwise_conv = nn.Conv1d(width, width, cfg.conv_kernel_size, groups=width, bias=cfg.use_bias)
         self.batch_norm = convolution_norm(cfg)  # NeMo's name, whatever the norm
-        self.pointwise_conv2 = PointwiseConv(width, width, bias=cfg.use_bias)
+        self.pointwise_conv2 = nn.Conv1d(width, width, kernel_size=1, bias=cfg.use_bias)
 
     def forward(self, x_BSD: Tensor, valid_BS: Tensor) -> Tensor:
         x_BDS = F.glu(self.pointwise_conv1(x_BSD.transpose(1, 2)), dim=1)

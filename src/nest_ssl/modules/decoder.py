@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from nest_ssl.config import DecoderConfig
-from nest_ssl.modules.checks import check_tensor
+from nest_ssl.modules.inputs import check_tensor
 
 _INITS: dict[str, Callable[[Tensor], Tensor]] = {
     "xavier_uniform": nn.init.xavier_uniform_,
@@ -36,15 +36,11 @@ class MultiSoftmaxDecoder(nn.Module):
 
     def forward(self, encoder_output: Tensor) -> Tensor:
         check_tensor("encoder_output", encoder_output, "batch", self.cfg.feat_in, "frames", empty=True)
-        logits = self.logits(encoder_output.transpose(1, 2))
-        if self.cfg.num_decoders > 1:
-            return torch.log_softmax(logits, dim=2)
-        log_probs = torch.log_softmax(logits[..., 0], dim=2)  # on a CPU ten times as fast as before another dimension
-        return log_probs if self.cfg.squeeze_single else log_probs[..., None]
-
-    def logits(self, x_D: Tensor) -> Tensor:
-        """(…, K, H) logits of frames (…, D)."""
         conv = self.decoder_layers[0]
         assert isinstance(conv, nn.Conv1d)
-        logits = F.linear(x_D, conv.weight[:, :, 0], conv.bias)
-        return logits.view(*logits.shape[:-1], self.cfg.num_classes, self.cfg.num_decoders)
+        # A convolution of one frame is a matmul. Softmax runs over the last dimension, where it is fastest.
+        logits_BSKH = F.linear(encoder_output.transpose(1, 2), conv.weight[:, :, 0], conv.bias).unflatten(
+            2, (self.cfg.num_classes, self.cfg.num_decoders)
+        )
+        log_probs_BSKH = torch.log_softmax(logits_BSKH.transpose(2, 3), dim=3).transpose(2, 3)
+        return log_probs_BSKH[..., 0] if self.cfg.num_decoders == 1 and self.cfg.squeeze_single else log_probs_BSKH

@@ -1,12 +1,11 @@
 """Waveform to log-mel features, as NeMo computes them.
 
-B batch, N samples, T frames, F Fourier bins, M mel bands; P samples or frames of all utterances in a row.
+B batch, N samples, T frames, F Fourier bins, M mel bands.
 """
 
 from __future__ import annotations
 
 import math
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -14,12 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from nest_ssl.config import PreprocessorConfig
-from nest_ssl.modules.checks import check_audio, checked_lengths
-from nest_ssl.modules.lengths import may_be_read, valid_frames
-from nest_ssl.modules.precision import KeepsPrecision, full_precision
-from nest_ssl.modules.random_numbers import standard_normal
+from nest_ssl.modules.inputs import KeepsPrecision, check_audio, checked_lengths, full_precision, valid_frames
 
-_FILTERS_AT_ONCE = 16  # measured: with fewer, products are too narrow; with more, too many bins are none of theirs
 _STD_FLOOR = 1e-5  # added to every standard deviation, so that a silent band stays finite
 
 _WINDOWS = {
@@ -52,7 +47,7 @@ class AudioToMelSpectrogramPreprocessor(nn.Module):
 
 
 class MelFeaturizer(KeepsPrecision):
-    """The computation behind the preprocessor; its buffers `window` and `fb` stand in every `.nemo` file."""
+    """The computation behind the preprocessor; every `.nemo` file contains its buffers `window` and `fb`."""
 
     def __init__(self, cfg: PreprocessorConfig) -> None:
         super().__init__()
@@ -67,79 +62,39 @@ class MelFeaturizer(KeepsPrecision):
         self.register_buffer("fb", filters_MF[None])
 
     def forward(self, signal_BN: Tensor, length: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        cfg = self.cfg
-        num_frames = self.num_frames(length)
-        compute = self.packed_mels if may_be_read(length) else self.padded_mels
-        x_BMT = compute(signal_BN, length, generator)
+        cfg, num_frames = self.cfg, self.num_frames(length)
+        if self.training and cfg.dither > 0:
+            noise_BN = torch.randn(signal_BN.shape, dtype=signal_BN.dtype, device=signal_BN.device, generator=generator)
+            signal_BN = signal_BN + cfg.dither * noise_BN
+        if cfg.preemph is not None:
+            # The sample just past the end would hold an echo of the last one: pre-emphasis first, then the cut.
+            emphasised_BN = pre_emphasised(signal_BN, cfg.preemph)
+            signal_BN = torch.where(valid_frames(length, signal_BN.shape[1]), emphasised_BN, 0.0)
+        x_BMT = self._log(self.fb.float() @ self._power(signal_BN))
+        x_BMT = F.pad(x_BMT, (0, -x_BMT.shape[2] % max(1, cfg.pad_to)))
         valid_B1T = valid_frames(num_frames, x_BMT.shape[2])[:, None]
-        x_BMT = normalize(x_BMT, valid_B1T, cfg.normalize)
+        x_BMT = normalize(torch.where(valid_B1T, x_BMT, 0.0), valid_B1T, cfg.normalize)
         return torch.where(valid_B1T, x_BMT, cfg.pad_value) if cfg.pad_value else x_BMT, num_frames
 
-    def padded_mels(self, signal_BN: Tensor, length: Tensor, generator: torch.Generator | None) -> Tensor:
-        """(B, M, T), 0 past the ends."""
-        signal_BN = self._dithered(signal_BN, generator)
-        if self.cfg.preemph is not None:
-            # The sample just past the end would hold an echo of the last one: pre-emphasis first, then the cut.
-            emphasised_BN = signal_BN.clone()
-            emphasised_BN[:, 1:].sub_(signal_BN[:, :-1], alpha=self.cfg.preemph)
-            signal_BN = torch.where(valid_frames(length, signal_BN.shape[1]), emphasised_BN, 0.0)
-        reach = self.cfg.num_fft // 2
-        x_BMT = self._log(self.fb.float() @ self._power(F.pad(signal_BN, (reach, reach))))
-        x_BMT = F.pad(x_BMT, (0, -x_BMT.shape[2] % max(1, self.cfg.pad_to)))
-        return torch.where(valid_frames(self.num_frames(length), x_BMT.shape[2])[:, None], x_BMT, 0.0)
-
-    def packed_mels(self, signal_BN: Tensor, length: Tensor, generator: torch.Generator | None) -> Tensor:
-        """The same of one signal of all utterances, so that nothing is computed for the padding.
-
-        8 utterances of 8 to 16 s on two cores, without dither: 9 ms in place of 14.
-        """
-        hop, reach = self.cfg.num_stride_samples, self.cfg.num_fft // 2
-        past_end = reach if self.cfg.preemph is None else 0  # without pre-emphasis, what follows the end is heard
-        rows = [row_N[: end + past_end] for row_N, end in zip(signal_BN, length.tolist(), strict=True)]
-        utterances = self._dithered(torch.cat(rows), generator).split([len(row) for row in rows])
-        # Silence keeps utterances apart: as far as a frame reaches, and on to where the next frame may begin.
-        num_frames = [(len(row) + reach) // hop + 1 for row in rows]
-        begins = _begins(num_frames)
-        signal_P = signal_BN.new_zeros(sum(num_frames) * hop + 2 * reach)
-        for begin, utterance in zip(begins, utterances, strict=True):
-            place = signal_P[begin * hop + reach :][: len(utterance)].copy_(utterance)
-            if self.cfg.preemph is not None:
-                place[1:].sub_(utterance[:-1], alpha=self.cfg.preemph)
-        mels_PM = self._log(mel_bands(self._power(signal_P[None])[0].T, self.fb[0].float()))
-        longest = int(self.num_padded_frames(length.new_tensor(signal_BN.shape[1])))
-        x_BTM = signal_BN.new_zeros(len(rows), longest, self.cfg.features)
-        for x_TM, begin, valid in zip(x_BTM, begins, self.num_frames(length).tolist(), strict=True):
-            x_TM[:valid] = mels_PM[begin : begin + valid]
-        return x_BTM.transpose(1, 2)
-
     def num_frames(self, num_samples: Tensor) -> Tensor:
-        """Frames of an utterance: one per stride, the centred first one not counted at the end; none for no samples."""
+        """Frames of an utterance: one per stride, without the extra centred one at the end; none for no samples."""
         fft = self.cfg.num_fft
         frames = (num_samples + fft // 2 * 2 - fft).div(self.cfg.num_stride_samples, rounding_mode="floor")
         return frames.clamp(min=0).long()
 
     def num_padded_frames(self, num_samples: Tensor) -> Tensor:
-        """Frames of a batch whose rows have this many samples, with those added by `pad_to`."""
+        """Frames in the tensor of a batch whose rows have this many samples, including those added by `pad_to`."""
         frames, multiple = self.num_frames(num_samples) + 1, max(1, self.cfg.pad_to)
         return (frames + multiple - 1) // multiple * multiple
 
-    def _dithered(self, signal: Tensor, generator: torch.Generator | None) -> Tensor:
-        if not self.training or self.cfg.dither <= 0:
-            return signal
-        if may_be_read(signal):
-            noise = standard_normal(signal.numel(), generator).view_as(signal)
-        else:
-            noise = torch.empty_like(signal).normal_(generator=generator)
-        return signal.add(noise, alpha=self.cfg.dither)
-
     def _power(self, signal_BN: Tensor) -> Tensor:
-        """(B, F, T); the first and the last frame are centred on half a frame from the ends."""
-        cfg = self.cfg
+        """(B, F, T); the first frame is centred on the first sample, the last one near the last."""
+        cfg, reach = self.cfg, self.cfg.num_fft // 2
         window = None if self.window is None else self.window.float()
         if window is None:
             window = torch.ones(cfg.num_window_samples, device=signal_BN.device)
         spectrum_BFT = torch.stft(
-            signal_BN,
+            F.pad(signal_BN, (reach, reach)),
             n_fft=cfg.num_fft,
             hop_length=cfg.num_stride_samples,
             win_length=cfg.num_window_samples,
@@ -147,8 +102,7 @@ class MelFeaturizer(KeepsPrecision):
             center=False,
             return_complex=True,
         )
-        real_BFT, imaginary_BFT = torch.view_as_real(spectrum_BFT).unbind(-1)
-        power_BFT = real_BFT.square().addcmul_(imaginary_BFT, imaginary_BFT)
+        power_BFT = spectrum_BFT.real.square() + spectrum_BFT.imag.square()
         return power_BFT if cfg.mag_power == 2.0 else power_BFT.pow(cfg.mag_power / 2)
 
     def _log(self, mels: Tensor) -> Tensor:
@@ -160,28 +114,20 @@ class MelFeaturizer(KeepsPrecision):
         return torch.log(mels + guard if self.cfg.log_zero_guard_type == "add" else mels.clamp(min=guard))
 
 
-def mel_bands(power_PF: Tensor, filters_MF: Tensor) -> Tensor:
-    """(P, M) the product of both, in a third of its time: a few filters at a time, of the bins that they hear."""
-    heard_MF = (filters_MF != 0).int()
-    begins = heard_MF.argmax(1).tolist()
-    ends = (heard_MF.shape[1] - heard_MF.flip(1).argmax(1)).tolist()
-    mels_PM = power_PF.new_empty(len(power_PF), len(filters_MF))
-    for first in range(0, len(filters_MF), _FILTERS_AT_ONCE):
-        some = slice(first, first + _FILTERS_AT_ONCE)
-        bins = slice(min(begins[some]), max(ends[some]))
-        torch.mm(power_PF[:, bins], filters_MF[some, bins].T, out=mels_PM[:, some])
-    return mels_PM
+def pre_emphasised(signal_BN: Tensor, share: float) -> Tensor:
+    """x[n] − share · x[n − 1], rounded after the product and after the difference.
 
-
-def _begins(sizes: list[int]) -> list[int]:
-    """Where parts of these sizes begin, one after the other."""
-    return [0, *accumulate(sizes[:-1])]
+    Neighbouring samples nearly cancel, so the rounding counts: one fused multiply-add (as by
+    `sub(alpha=)`, or by a compiler that contracts the two) moves the lowest mel bands by 6e-5 from
+    NeMo's and a training curve by 6e-4. Two operations of torch stay two kernels, on a GPU too.
+    """
+    return torch.cat((signal_BN[:, :1], signal_BN[:, 1:] - share * signal_BN[:, :-1]), dim=1)
 
 
 def normalize(x_BMT: Tensor, valid_B1T: Tensor, kind: str | dict[str, Any] | None) -> Tensor:
-    """Mean 0 and standard deviation 1 over the valid frames: per mel band, or of the utterance as a whole.
+    """Shift and scale to mean 0 and standard deviation 1 over the valid frames: per mel band, or per utterance.
 
-    Takes and gives 0 in all other frames.
+    Expects and returns 0 in all other frames.
     """
     if kind not in ("per_feature", "all_features"):
         return x_BMT

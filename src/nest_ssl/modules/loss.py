@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from nest_ssl.config import LossConfig
-from nest_ssl.modules.checks import check_tensor
+from nest_ssl.modules.inputs import check_tensor
 
 
 class MultiMLMLoss(nn.Module):

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from nest_ssl.config import MaskingConfig
-from nest_ssl.modules.checks import check_features, checked_lengths
-from nest_ssl.modules.lengths import valid_frames
+from nest_ssl.modules.inputs import check_features, checked_lengths, valid_frames
 
 SHORT_BLOCK = 8  # frames masked in an utterance that is too short for a block
 

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from nest_ssl.config import QuantizerConfig
-from nest_ssl.modules.checks import check_tensor
-from nest_ssl.modules.precision import KeepsPrecision, full_precision
+from nest_ssl.modules.inputs import KeepsPrecision, check_tensor, full_precision
 
 _CHUNK_BYTES = 32 * 2**20  # similarities held at once: NeMo's take 6.3 GB for 8 × 60 s
 

@@ -1,1 +1,1 @@
-"""From audio to a measured manifest."""
+"""From audio to a measured manifest and tar shards."""

@@ -1,7 +1,7 @@
-"""The record of a long measuring run: good and bad lines on disk, and how much of them counts, so that it can go on.
+"""The record of a long measuring run: good and bad lines on disk, and how many of them are valid, so it can resume.
 
-While M.jsonl is being made there are `M.jsonl.partial`, `M.bad.jsonl.partial` and `M.jsonl.state` beside it. The state
-is written after the lines it speaks of have reached the disk, so what follows it there is cut off on a restart.
+While M.jsonl is being made, `M.jsonl.partial`, `M.bad.jsonl.partial` and `M.jsonl.state` are next to it. The state is
+written after the lines it describes have reached the disk; a resumed run cuts off any lines beyond it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from nest_ssl.data.manifest.listing import Entry
+from nest_ssl.files import replacing
 from nest_ssl.prepare.measure import Measured
 
 logger = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ SAVE_EVERY_S = 2.0
 
 @dataclass
 class Progress:
-    """How far the work is."""
+    """How far the work has come."""
 
     num_good: int = 0
     num_bad: int = 0
@@ -35,10 +36,10 @@ class Progress:
     good_bytes: int = 0
     bad_bytes: int = 0
     paths_hash: str = ""
-    """Of the entries done, in order: tells whether the input is still the same."""
+    """Hash of the entries done, in order: shows whether the input is still the same."""
     all_measured: bool = False
     complete: bool = False
-    """All lines are under their final names."""
+    """All files have their final names."""
 
     @property
     def num_done(self) -> int:
@@ -50,17 +51,8 @@ def bad_path(manifest: Path) -> Path:
     return manifest.with_name(f"{manifest.stem}.bad{manifest.suffix}")
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f"{path.name}.new")
-    with open(temporary, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-
-
 class Ledger:
-    """Where results of measuring are written, in the order of the input."""
+    """Writes the results of measuring, in the order of the input."""
 
     def __init__(self, manifest: Path, settings: dict[str, Any], *, restart: bool = False) -> None:
         self.manifest = manifest
@@ -74,19 +66,19 @@ class Ledger:
         self._saved_at = time.monotonic()
 
     def skip_done(self, list_entries: Callable[[], Iterator[Entry]]) -> Iterator[Entry]:
-        """The entries that are left; all of them if those done are no longer what the input begins with."""
+        """Return the entries that are left; all of them if the input no longer starts with those done."""
         entries = list_entries()
         for entry in islice(entries, self.progress.num_done):
             self._hash.update(_hashed(entry.path))
         if self.progress.num_done and self._hash.hexdigest() != self.progress.paths_hash:
-            logger.warning("%s: the input has changed since the last run; it is measured from the start", self.manifest)
+            logger.warning("%s: the input has changed since the last run; measuring from the start", self.manifest)
             self.progress, self._hash, entries = Progress(), hashlib.sha256(), list_entries()
         return entries
 
     def record(
         self, results: Iterator[Measured], line: Callable[[Measured], bytes], report: Callable[[], None]
     ) -> None:
-        """Writes every result, and the state every 2 seconds."""
+        """Write every result, and the state every 2 seconds."""
         progress = self.progress
         with open(self._partials[0], "ab") as good, open(self._partials[1], "ab") as bad:
             good.truncate(progress.good_bytes)
@@ -118,16 +110,17 @@ class Ledger:
 
     def save_state(self) -> None:
         state = {"settings": self._settings, "progress": asdict(self.progress)}
-        write_atomically(self._state, json.dumps(state, indent=1).encode() + b"\n")
+        with replacing(self._state) as file:
+            file.write(json.dumps(state, indent=1).encode() + b"\n")
 
     def _load(self) -> Progress:
-        """What an earlier run with the same settings has left; nothing: from the start."""
+        """Return the progress of an earlier run with the same settings; none: from the start."""
         try:
             state = json.loads(self._state.read_bytes())
         except FileNotFoundError:
             return Progress()
         if state["settings"] != self._settings:
-            logger.warning("%s: made with other settings; it is measured from the start", self.manifest)
+            logger.warning("%s: made with other settings; measuring from the start", self.manifest)
             return Progress()
         progress = Progress(**state["progress"])
         if progress.complete:
@@ -141,7 +134,7 @@ class Ledger:
         return progress if intact else Progress()
 
     def finish(self) -> None:
-        """The final names; a run killed between two renames repeats the one that is left."""
+        """Rename to the final names; a run killed between two renames repeats the one that is left."""
         for partial, final in zip(self._partials, self._finals, strict=True):
             if partial.exists():
                 os.replace(partial, final)

@@ -1,4 +1,4 @@
-"""Measuring audio files, in parallel and in order."""
+"""Measure audio files in parallel; results come in order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CRASHED = "the decoder crashed on it"
 
 @dataclass(frozen=True)
 class Measured:
-    """One entry: the line for the manifest, or the reason why there is none."""
+    """One entry: its line for the manifest, or the reason why there is none."""
 
     path: str
     line: dict[str, Any] | None
@@ -33,13 +33,13 @@ class Measured:
 
 
 def measure(entry: Entry, *, decode: bool) -> Measured:
-    """Looks at one file: all of it is decoded, or only its header read."""
+    """Measure one file, by decoding all of it or by reading its header."""
     if entry.error is not None:
         return Measured(entry.path, None, entry.error)
     try:
         entry.path.encode()
         status = os.stat(entry.path)
-        if not stat.S_ISREG(status.st_mode):  # a FIFO would block the reader for ever
+        if not stat.S_ISREG(status.st_mode):  # a FIFO would block the reader forever
             return Measured(entry.path, None, "not a regular file")
         duration_s = _duration(entry, decode)
     except UnicodeEncodeError:
@@ -54,7 +54,7 @@ def measure(entry: Entry, *, decode: bool) -> Measured:
 
 
 def _duration(entry: Entry, decode: bool) -> float:
-    """Seconds of audio, at most those that the input manifest states."""
+    """Return the seconds of audio, at most those that the input manifest states."""
     offset_s, stated_s = entry.item.get("offset") or 0.0, entry.item.get("duration") or None
     if decode:
         measured_s = verify_audio(entry.path, offset_s=offset_s, duration_s=stated_s).duration_s
@@ -67,7 +67,7 @@ def _duration(entry: Entry, decode: bool) -> float:
 
 
 def measure_all(entries: Iterable[Entry], *, decode: bool, num_workers: int) -> Iterator[Measured]:
-    """Every entry's result, in order; `num_workers` processes, 0: in this one."""
+    """Yield every entry's result, in order, from `num_workers` processes; 0: from this one."""
     if num_workers == 0:
         yield from map(partial(measure, decode=decode), entries)
         return
@@ -83,7 +83,7 @@ def measure_all(entries: Iterable[Entry], *, decode: bool, num_workers: int) -> 
             files, future = tasks.popleft()
             try:
                 results = future.result()
-            except BrokenProcessPool:  # one of the files in flight killed its worker: look at each of them alone
+            except BrokenProcessPool:  # a file in flight killed its worker: measure each of them alone
                 lost = [*files, *(entry for others, _ in tasks for entry in others)]
                 tasks.clear()
                 pool.shutdown(wait=False)
@@ -96,12 +96,12 @@ def measure_all(entries: Iterable[Entry], *, decode: bool, num_workers: int) -> 
 
 
 def _new_pool(num_workers: int) -> ProcessPoolExecutor:
-    # Not fork: a progress bar draws from a thread, and a fork may copy its locks while they are held.
+    # Not fork: a progress bar draws from a thread, and a fork could copy its locks while they are held.
     return ProcessPoolExecutor(num_workers, mp_context=multiprocessing.get_context("spawn"))
 
 
 def _submit(pool: ProcessPoolExecutor, files: list[Entry], decode: bool) -> Future[list[Measured]]:
-    """A pool that is already broken says so through the future, as one that breaks later does."""
+    """Submit a task; a pool that is already broken reports it through the future, like one that breaks later."""
     try:
         return pool.submit(_measure_files, files, decode)
     except BrokenProcessPool as error:
@@ -115,7 +115,7 @@ def _measure_files(files: list[Entry], decode: bool) -> list[Measured]:
 
 
 def _measure_alone(entries: list[Entry], decode: bool) -> Iterator[Measured]:
-    """One after the other in one worker, which is replaced when a file kills it."""
+    """Measure one after the other in one worker, which is replaced when a file kills it."""
     pool = _new_pool(1)
     for entry in entries:
         try:

@@ -1,1 +1,1 @@
-"""What an encoder knows: small classifiers on frozen features."""
+"""Probes: small classifiers on the frozen features of an encoder."""

@@ -1,6 +1,6 @@
-"""A head that listens where it matters: weighted layers, attentive statistics over time, an embedding, classes.
+"""The attentive head: weighted layers, attentive statistics over time, an embedding, classes.
 
-The shape of ECAPA's head, as NeMo's multi-layer speaker models use it, with the encoder frozen or trained along.
+ECAPA's head, as NeMo's multi-layer speaker models use it; the encoder is frozen or trained too.
 B batch, L layers, D width, S frames, A attention width, E embedding, C classes.
 """
 
@@ -21,23 +21,23 @@ from nest_ssl.model import EncDecMaskedTokenPredModel
 from nest_ssl.probe.data import Example, Noise, length_sorted, read_batches
 
 ATTENTION_WIDTH, EMBEDDING_WIDTH = 128, 192
-"""ECAPA-TDNN's."""
+"""The widths of ECAPA-TDNN."""
 _VARIANCE_FLOOR = 1e-6
 
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """How a head, and with `finetune` the encoder, is trained."""
+    """How the head, and with `finetune` the encoder too, is trained."""
 
     finetune: bool = False
     epochs: int = 20
     lr: float = 1e-3
-    """Of the head."""
+    """Learning rate of the head."""
     encoder_lr: float = 1e-4
     batch_s: float = 60.0
     """Seconds of audio per step."""
     warmup_share: float = 0.1
-    """Of all steps; the rates fall to zero over the others."""
+    """Share of all steps; the learning rates decay to zero over the rest."""
 
 
 class AttentiveStatistics(nn.Module):
@@ -57,7 +57,7 @@ class AttentiveStatistics(nn.Module):
         hidden_BAS = F.relu(self.context(torch.cat((x_BDS, whole), dim=1)))
         hidden_BAS = self.norm(hidden_BAS.transpose(1, 2)).tanh().transpose(1, 2)
         scores_BDS = self.attention(hidden_BAS).masked_fill(~valid_B1S, -torch.inf)
-        # An utterance without frames has nothing to attend to: equal weights of zero instead of NaN.
+        # An utterance without frames has nothing to attend to: zero weights instead of NaN.
         weights_BDS = torch.where(valid_B1S, scores_BDS.softmax(2).nan_to_num(0.0), 0.0)
         return torch.cat(_weighted_statistics(x_BDS, weights_BDS), dim=1)
 
@@ -69,7 +69,7 @@ def _weighted_statistics(x_BDS: Tensor, weights_BDS: Tensor) -> tuple[Tensor, Te
 
 
 class AttentiveHead(nn.Module):
-    """Layers (B, D, S) to logits (B, C)."""
+    """Layer outputs (B, D, S) to logits (B, C)."""
 
     def __init__(self, num_layers: int, width: int, num_classes: int) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class AttentiveHead(nn.Module):
 
 
 class Classifier(nn.Module):
-    """A pre-trained encoder below an attentive head."""
+    """A pre-trained encoder with an attentive head."""
 
     def __init__(self, model: EncDecMaskedTokenPredModel, layers: list[int], num_classes: int, finetune: bool) -> None:
         super().__init__()
@@ -105,10 +105,10 @@ class Classifier(nn.Module):
 
     def train(self, mode: bool = True) -> Classifier:
         super().train(mode)
-        self.model.train(mode and self.finetune)  # a frozen encoder is the same in training: no dropout
+        self.model.train(mode and self.finetune)  # a frozen encoder runs without dropout in training too
         for module in self.model.modules():
             if isinstance(module, nn.BatchNorm1d):
-                module.eval()  # statistics of hundreds of hours are better than those of a few batches
+                module.eval()  # statistics from pre-training are better than those of a few batches
         return self
 
     def forward(self, samples_BN: Tensor, length: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ class Classifier(nn.Module):
 
 
 def _at_least_two(batches: list[list[int]]) -> list[list[int]]:
-    """A batch of one has no statistics for the norms of the head: it is joined with its neighbours in length."""
+    """Join each batch of one with its neighbours in length: batch norm needs at least two utterances."""
     out: list[list[int]] = []
     for batch in batches:
         if out and (len(out[-1]) == 1 or (len(batch) == 1 and batch is batches[-1])):
@@ -139,7 +139,7 @@ def train_classifier(
     seed: int,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """AdamW on batches of like length in random order, by the same seed the same each time."""
+    """Train with AdamW on batches of similar length in random order; the same seed gives the same result."""
     device = next(net.head.parameters()).device
     groups = [{"params": list(net.head.parameters()), "lr": options.lr}]
     if options.finetune:
@@ -170,7 +170,7 @@ def _rate(step: int, total: int, warmup_share: float) -> float:
 
 @torch.inference_mode()
 def classify(net: Classifier, examples: list[Example], noise: Noise | None, batch_s: float) -> NDArray[np.int64]:
-    """The answer for each example."""
+    """The predicted class of each example."""
     device = next(net.head.parameters()).device
     predicted = np.zeros(len(examples), np.int64)
     for indices, samples_BN, length in _on_device(examples, length_sorted(examples, batch_s), net, noise, device):

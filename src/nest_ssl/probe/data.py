@@ -1,22 +1,27 @@
-"""What a probe learns from and is tested on: utterances with a label, read, and made noisy on request."""
+"""The data of a probe: utterances with labels, read in batches, with noise added on request."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
 
 from nest_ssl.audio import AudioError, read_audio
-from nest_ssl.audio.mixing import Samples, gain_for_ratio, power, repeat_to
+from nest_ssl.audio.signal import Samples, gain_for_ratio, power, repeat_to
 from nest_ssl.data import NoiseSource, Utterance, open_manifests
+from nest_ssl.plugins import probe_tasks
 
 GROUP_KEY = "speaker"
-"""Utterances that share this key (unless it is the label) stay on one side when the L2 penalty is chosen."""
+"""Utterances that share this key (unless it is the label) stay in one fold when the L2 penalty is chosen."""
 MAX_NAMED = 10
 NOISE_BANK_BYTES = 200_000_000
+
+
+ProbeTask = Callable[[Utterance], object]
+"""What a probe asks: the label of an utterance, as a text or a number; None leaves the utterance out."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +31,12 @@ class Example:
     utterance: Utterance
     label: str
     group: str
+    """The speaker, if the manifest names one."""
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Noise to add at one ratio; the same for the same seed and place, whoever asks."""
+    """Noise to add at a fixed ratio; the same seed and utterance index always give the same noise."""
 
     source: NoiseSource
     snr_db: float
@@ -53,41 +59,68 @@ def _raise(error: AudioError) -> None:
 def open_noise(manifest: str, snr_db: float, sample_rate: int, seed: int) -> Noise:
     utterances = open_manifests(manifest)
     if not len(utterances):
-        raise ValueError(f"{manifest}: no noise in it.")
+        raise ValueError(f"{manifest}: contains no noise.")
     return Noise(NoiseSource(utterances, sample_rate, bank_bytes=NOISE_BANK_BYTES), snr_db, seed)
 
 
-def labelled(manifest: str, key: str) -> list[Example]:
-    """Every utterance of a manifest with the label under `key`."""
+def label_under(key: str) -> ProbeTask:
+    """The task of `--label KEY`: predict what the manifest has under `key`."""
+
+    def label(utterance: Utterance) -> object:
+        value = utterance.extra.get(key)
+        if value is None or isinstance(value, (dict, list)):
+            known = ", ".join(sorted(utterance.extra)) or "none"
+            raise ValueError(f"no label '{key}'. Keys of this line: {known}.")
+        return value
+
+    return label
+
+
+def find_task(name: str) -> ProbeTask:
+    """The task of `--task NAME`, which a plugin has registered."""
+    task = probe_tasks.find(name)
+    if task is None:
+        known = ", ".join(probe_tasks.names()) or "none"
+        raise ValueError(
+            f"--task {name}: no such task; registered: {known}. "
+            f"Add one with nest_ssl.plugins.register_probe_task, or use --label KEY."
+        )
+    return task
+
+
+def labelled(manifest: str, task: ProbeTask, name: str) -> list[Example]:
+    """The utterances of a manifest with the labels that `task` gives them; `name` is its key or name."""
     examples = []
     for utterance in open_manifests(manifest):
-        label = utterance.extra.get(key)
-        if label is None or isinstance(label, (dict, list)):
-            known = ", ".join(sorted(utterance.extra)) or "none"
-            raise ValueError(f"{utterance.manifest}:{utterance.line}: no label '{key}'. Keys of this line: {known}.")
-        alone = f"{utterance.manifest}:{utterance.line}"
-        group = alone if key == GROUP_KEY else utterance.extra.get(GROUP_KEY, alone)
-        examples.append(Example(utterance, str(label), str(group)))
+        where = f"{utterance.manifest}:{utterance.line}"
+        try:
+            label = task(utterance)
+        except (ValueError, KeyError) as error:
+            reason = f"no key {error}." if isinstance(error, KeyError) else str(error)
+            raise ValueError(f"{where}: {reason}") from error
+        if label is not None:
+            group = where if name == GROUP_KEY else utterance.extra.get(GROUP_KEY, where)
+            examples.append(Example(utterance, str(label), str(group)))
     if not examples:
-        raise ValueError(f"{manifest}: no utterances in it.")
+        raise ValueError(f"{manifest}: no utterance has a label for '{name}'.")
     return examples
 
 
-def check_labels(train: list[Example], test: list[Example], key: str) -> list[str]:
-    """The classes, sorted; every one of the test set must have been seen in training."""
+def check_labels(train: list[Example], test: list[Example], option: str) -> list[str]:
+    """The classes, sorted. Each class of the test set must occur in the training set; `option` is for errors."""
     classes = sorted({example.label for example in train}, key=_number_or_text)
     if len(classes) < 2:
-        raise ValueError(f"--label {key}: all utterances of the training set have the label '{classes[0]}'.")
+        raise ValueError(f"{option}: all utterances of the training set have the label '{classes[0]}'.")
     unknown = sorted({example.label for example in test} - set(classes))
     if unknown:
         raise ValueError(
-            f"--label {key}: the test set has labels that training has not: {', '.join(unknown[:MAX_NAMED])}."
+            f"{option}: the test set has labels that do not occur in training: {', '.join(unknown[:MAX_NAMED])}."
         )
     return classes
 
 
 def _number_or_text(label: str) -> tuple[int, float, str]:
-    """Numbers in their order, then texts."""
+    """Sort numbers by value, then texts."""
     return (0, float(label), label) if label.lstrip("-").isdecimal() else (1, 0.0, label)
 
 
@@ -98,13 +131,13 @@ def labels_per_class(examples: list[Example], count: int, rng: np.random.Generat
         by_label[example.label].append(index)
     short = [f"{label} ({len(places)})" for label, places in by_label.items() if len(places) < count]
     if short:
-        raise ValueError(f"--labels-per-class {count}: fewer examples of {', '.join(sorted(short))}.")
+        raise ValueError(f"--labels-per-class {count}: too few examples of {', '.join(sorted(short))}.")
     chosen = [rng.choice(by_label[label], count, replace=False) for label in sorted(by_label)]
     return [examples[index] for index in sorted(np.concatenate(chosen).tolist())]
 
 
 def length_sorted(examples: Sequence[Example], max_batch_s: float) -> list[list[int]]:
-    """Indices in batches of neighbours in length, as many as `max_batch_s` holds with padding."""
+    """Indices in batches of similar length; a batch has at most `max_batch_s` seconds, padding included."""
     durations_s = [example.utterance.duration_s or max_batch_s for example in examples]
     out: list[list[int]] = []
     for index in sorted(range(len(examples)), key=lambda i: (-durations_s[i], i)):
@@ -122,7 +155,7 @@ def read_batches(
     noise: Noise | None,
     num_workers: int = 4,
 ) -> Iterator[tuple[list[int], list[Samples]]]:
-    """Each batch of indices with its waveforms, read in threads. All files that cannot be read end in one error."""
+    """Each batch of indices with its waveforms, read in threads. One error names all files that cannot be read."""
 
     def read(index: int) -> Samples | AudioError:
         one = examples[index].utterance
@@ -147,10 +180,10 @@ def read_batches(
     if bad:
         named = "\n".join(f"  {error}" for error in bad[:MAX_NAMED])
         more = f"\n  … and {len(bad) - MAX_NAMED:,} more" if len(bad) > MAX_NAMED else ""
-        raise ValueError(f"{len(bad):,} files cannot be read; mend them or leave them out:\n{named}{more}")
+        raise ValueError(f"{len(bad):,} files cannot be read; fix them or leave them out:\n{named}{more}")
 
 
 def most_frequent_share(examples: Sequence[Example]) -> float:
-    """The accuracy of always answering with the most frequent label."""
+    """The accuracy of always predicting the most frequent label."""
     counts = Counter(example.label for example in examples)
     return max(counts.values()) / len(examples)

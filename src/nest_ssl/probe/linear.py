@@ -1,23 +1,29 @@
-"""A linear probe on statistics over time: learned layer weights and a multinomial regression, fitted to the optimum.
+"""Linear probes on statistics over time, and the log-mel baseline.
 
-N utterances, L layers, F statistics (mean and std of each feature), C classes.
+Layer weights and a multinomial regression are fitted together, to the optimum.
+N utterances, B batch, L layers, D width, S frames, F statistics (mean and std of each feature), C classes, M mel bands,
+T mel frames.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from nest_ssl.modules import AudioToMelSpectrogramPreprocessor
+from nest_ssl.modules.inputs import valid_frames
+
 PENALTIES = (1000.0, 100.0, 10.0, 1.0, 0.1)
-"""Strengths of the L2 penalty that are tried, strongest first: each starts from the one before."""
+"""Strengths of the L2 penalty to try, strongest first: each fit starts from the previous one."""
 NUM_FOLDS, MAX_FOLDED = 4, 1000
-"""Above this many utterances one held-out quarter decides; of fewer, each of four in turn."""
+"""Above this many utterances one held-out quarter decides; below, all four folds do."""
 MAX_ITERATIONS, LEAST_GAIN = 100, 1e-6
 """A fit ends when a step lowers the objective by less than this."""
 _STD_FLOOR = 1e-5
@@ -25,7 +31,7 @@ _STD_FLOOR = 1e-5
 
 @dataclass(frozen=True)
 class LinearProbe:
-    """What was learned."""
+    """A fitted probe."""
 
     mean_LF: Tensor
     std_LF: Tensor
@@ -48,14 +54,14 @@ class LinearProbe:
 
 
 def fit_linear(x_NLF: Tensor, labels_N: Tensor, num_classes: int, groups: Sequence[str], seed: int) -> LinearProbe:
-    """The probe whose penalty does best on held-out groups of the training set, fitted on all of it."""
+    """Choose the penalty on held-out groups of the training set, then fit on all of it."""
     penalty = _best_penalty(x_NLF, labels_N, num_classes, _folds(groups, seed))
     path = [strength for strength in PENALTIES if strength >= penalty]
     return _fit_path(x_NLF, labels_N, num_classes, path)[-1]
 
 
 def _best_penalty(x_NLF: Tensor, labels_N: Tensor, num_classes: int, folds: list[NDArray[np.bool_]]) -> float:
-    """By the mean log-likelihood of what was held out: smoother than the accuracy of a few utterances."""
+    """The penalty with the best held-out likelihood, which is smoother than the accuracy on a few utterances."""
     loss = np.zeros(len(PENALTIES))
     for held_out in folds:
         out = torch.from_numpy(held_out).to(x_NLF.device)
@@ -67,7 +73,7 @@ def _best_penalty(x_NLF: Tensor, labels_N: Tensor, num_classes: int, folds: list
 
 
 def _folds(groups: Sequence[str], seed: int) -> list[NDArray[np.bool_]]:
-    """Masks of what is held out: whole groups (speakers), so that the penalty is chosen for unseen ones."""
+    """Masks of held-out utterances: whole groups (speakers), so that the penalty is chosen for unseen ones."""
     names, member_N = np.unique(np.array(groups), return_inverse=True)
     if len(names) < NUM_FOLDS:
         names, member_N = np.arange(len(groups)), np.arange(len(groups))
@@ -78,7 +84,7 @@ def _folds(groups: Sequence[str], seed: int) -> list[NDArray[np.bool_]]:
 
 
 def _fit_path(x_NLF: Tensor, labels_N: Tensor, num_classes: int, penalties: Sequence[float]) -> list[LinearProbe]:
-    """A probe for each penalty, each starting where the one before ended."""
+    """Fit a probe for each penalty, each starting where the previous one ended."""
     mean_LF, std_LF = x_NLF.mean(0), x_NLF.std(0, correction=0) + _STD_FLOOR
     x_NLF = (x_NLF - mean_LF) / std_LF
     num_layers, num_features = x_NLF.shape[1:]
@@ -113,9 +119,50 @@ def _logits(x_NLF: Tensor, layer_logits_L: Tensor, weight_CF: Tensor, bias_C: Te
 
 
 def statistics(x_BDS: Tensor, counts_BS: Tensor) -> Tensor:
-    """(B, 2D) mean and standard deviation over the frames that count."""
+    """Mean and standard deviation over the frames that count, (B, 2D)."""
     counts_B1S = counts_BS[:, None]
     total_B1 = counts_BS.sum(1, keepdim=True).clamp(min=1)
     mean_BD = torch.where(counts_B1S, x_BDS, 0.0).sum(2) / total_B1
     square_BD = torch.where(counts_B1S, x_BDS - mean_BD[:, :, None], 0.0).square().sum(2) / total_B1
     return torch.cat((mean_BD, square_BD.sqrt()), dim=1)
+
+
+_LOG_GUARD = 1e-10
+WINDOW_S, NUM_BANDS = 0.05, 64
+"""A window of several pitch periods and wide bands, whatever the encoder uses: they tell less about the voice."""
+PAUSE_DB = 25.0
+"""Frames before the first and after the last one within this level of the loudest are pauses, and left out."""
+DEPTH_DB = 60.0
+"""Levels further below the loudest one are clamped to this."""
+_DB = math.log(10) / 10
+
+
+class LogMelStatistics(nn.Module):
+    """The baseline without an encoder: (B, N) samples to (B, 2M) mean and std of log-mels over time.
+
+    Levels are relative to the loudest one of each utterance. Accuracy on spoken digits of unseen speakers: 0.91; with
+    the encoder's own mels (25 ms, 80 bands) 0.90; with pauses 0.87.
+    """
+
+    def __init__(self, sample_rate: int) -> None:
+        super().__init__()
+        self.preprocessor = AudioToMelSpectrogramPreprocessor(
+            sample_rate=sample_rate,
+            window_size=WINDOW_S,
+            window_stride=0.01,
+            features=NUM_BANDS,
+            normalize=None,
+            dither=0.0,
+            pad_to=0,
+            log_zero_guard_type="add",
+            log_zero_guard_value=_LOG_GUARD,
+        )
+
+    def forward(self, samples_BN: Tensor, length: Tensor) -> Tensor:
+        mels_BMT, num_frames = self.preprocessor(input_signal=samples_BN, length=length)
+        valid_BT = valid_frames(num_frames, mels_BMT.shape[2])
+        level_BT = mels_BMT.logsumexp(1).masked_fill(~valid_BT, -math.inf)
+        loud_BT = valid_BT & (level_BT >= level_BT.amax(1, keepdim=True) - PAUSE_DB * _DB)
+        has_begun_BT, continues_BT = loud_BT.cumsum(1) > 0, loud_BT.flip(1).cumsum(1).flip(1) > 0
+        loudest_B11 = mels_BMT.masked_fill(~valid_BT[:, None], -math.inf).amax((1, 2), keepdim=True)
+        return statistics((mels_BMT - loudest_B11).clamp(min=-DEPTH_DB * _DB), has_begun_BT & continues_BT)

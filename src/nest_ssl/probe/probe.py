@@ -1,4 +1,4 @@
-"""What an encoder knows: a small classifier on its frozen features, beside log-mel statistics and random weights.
+"""Probe an encoder: a small classifier on its frozen features, next to log-mel statistics and random weights.
 
 N utterances, L layers, F statistics.
 """
@@ -17,16 +17,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nest_ssl.checkpoint import load
-from nest_ssl.files import replacing
+from nest_ssl.files import replace_text
 from nest_ssl.layer_features import FeatureExtractor, Layers, pad_waveforms
 from nest_ssl.model import EncDecMaskedTokenPredModel
-from nest_ssl.modules.lengths import valid_frames
+from nest_ssl.modules.inputs import valid_frames
 from nest_ssl.probe.attentive import Classifier, TrainingOptions, classify, train_classifier
-from nest_ssl.probe.charts import write_confusion, write_layer_weights
 from nest_ssl.probe.data import (
     Example,
     Noise,
     check_labels,
+    find_task,
+    label_under,
     labelled,
     labels_per_class,
     length_sorted,
@@ -34,42 +35,51 @@ from nest_ssl.probe.data import (
     open_noise,
     read_batches,
 )
-from nest_ssl.probe.linear import fit_linear, statistics
-from nest_ssl.probe.log_mel import LogMelStatistics
-from nest_ssl.probe.scores import Score, confusion, difference, score
+from nest_ssl.probe.linear import LogMelStatistics, fit_linear, statistics
+from nest_ssl.probe.results import Score, confusion, difference, score, write_confusion, write_layer_weights
 
 HEADS = ("linear", "attentive")
 ENCODER, LOG_MEL, RANDOM = SYSTEMS = ("encoder", "log_mel", "random_encoder")
 BATCH_S = 16.0
-"""Seconds of audio per batch: what a CPU's caches hold, and enough for the short utterances of probes on a GPU."""
+"""Seconds of audio per batch: fits a CPU's caches, and suffices for the short utterances of probes on a GPU."""
 
 
 @dataclass(frozen=True)
 class ProbeOptions:
-    """What is asked of the encoder."""
+    """What to predict, and how."""
 
-    label: str
+    label: str | None = None
+    """Key of the manifests that has the label."""
     layers: Layers = "all"
     head: str = "linear"
     """linear: mean and std over time, then a linear classifier. attentive: attentive statistics and an embedding."""
     snr_db: float | None = None
-    """Noise is added to the test audio at this ratio; training stays clean."""
+    """Add noise to the test audio at this ratio; training stays clean."""
     noise_manifest: str | None = None
     labels_per_class: int | None = None
-    """Learn from this many random examples of each class; None: from all."""
+    """Train on this many random examples of each class; None: on all."""
     training: TrainingOptions = field(default_factory=TrainingOptions)
-    """Of the attentive head and of fine-tuning."""
+    """For the attentive head and for fine-tuning."""
     seed: int = 0
+    task: str | None = None
+    """A task that was registered as a plugin, in place of `label`."""
 
     def __post_init__(self) -> None:
+        if (self.label is None) == (self.task is None):
+            raise ValueError("give --label KEY or --task NAME, one of the two.")
         if self.head not in HEADS:
             raise ValueError(f"head: {self.head!r} is not one of {', '.join(HEADS)}.")
         if (self.snr_db is None) != (self.noise_manifest is None):
-            raise ValueError("--snr and --noise belong together: a ratio in dB, and a manifest of noises.")
+            raise ValueError("--snr and --noise go together: a ratio in dB, and a manifest of noises.")
         if self.labels_per_class is not None and self.labels_per_class < 1:
             raise ValueError(f"--labels-per-class {self.labels_per_class}: give 1 or more.")
         if self.training.finetune and self.head == "linear":
             raise ValueError("fine-tuning trains the attentive head; use --head attentive.")
+
+    @property
+    def name(self) -> str:
+        """What is predicted, for messages and tables."""
+        return self.label or self.task or ""
 
 
 @dataclass(frozen=True)
@@ -78,7 +88,7 @@ class ProbeResult:
 
     scores: dict[str, Score]
     differences: dict[str, Score]
-    """Of the encoder from each baseline, paired."""
+    """Accuracy of the encoder minus that of each baseline, paired."""
     layer_weights: list[float]
     layers: list[int]
     classes: list[str]
@@ -86,12 +96,12 @@ class ProbeResult:
     num_train: int
     num_test: int
     most_frequent: float
-    """The share of the most frequent class in the test set: what a constant answer scores."""
+    """The share of the most frequent class in the test set: the accuracy of a constant prediction."""
 
 
 @dataclass(frozen=True)
 class _Task:
-    """Everything that the three systems share."""
+    """What the three systems have in common."""
 
     train: list[Example]
     test: list[Example]
@@ -131,7 +141,7 @@ def probe(
 
 
 def with_random_weights(model: EncDecMaskedTokenPredModel, seed: int) -> EncDecMaskedTokenPredModel:
-    """A model of the same configuration as it stands before training."""
+    """A model of the same configuration before any training."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return type(model)(model.cfg).eval()
@@ -140,8 +150,9 @@ def with_random_weights(model: EncDecMaskedTokenPredModel, seed: int) -> EncDecM
 def _open_task(
     train: str, test: str, options: ProbeOptions, extractor: FeatureExtractor, report: Callable[[int, int], None]
 ) -> _Task:
-    learned, tested = labelled(train, options.label), labelled(test, options.label)
-    classes = check_labels(learned, tested, options.label)
+    ask = find_task(options.task) if options.task is not None else label_under(options.name)
+    learned, tested = labelled(train, ask, options.name), labelled(test, ask, options.name)
+    classes = check_labels(learned, tested, f"--{'label' if options.label else 'task'} {options.name}")
     if options.labels_per_class is not None:
         learned = labels_per_class(learned, options.labels_per_class, np.random.default_rng(options.seed))
     noise = None
@@ -154,7 +165,7 @@ def _open_task(
 def _linear_systems(
     task: _Task, extractor: FeatureExtractor, untrained: FeatureExtractor
 ) -> tuple[dict[str, NDArray[np.int64]], list[float]]:
-    """The answers of each system, and the encoder's layer weights; one pass over the audio serves all three."""
+    """The predictions of each system, and the encoder's layer weights; one pass over the audio serves all three."""
     log_mels = _log_mels(extractor)
     total = len(task.train) + len(task.test)
     train = _pooled(task.train, None, extractor, untrained, log_mels, lambda done: task.report(done, total))
@@ -207,7 +218,7 @@ def _pooled(
     log_mels: LogMelStatistics,
     report: Callable[[int], None],
 ) -> dict[str, Tensor]:
-    """(N, L, F) statistics over time of each system."""
+    """Statistics over time of each system, (N, L, F)."""
     rows: dict[str, list[Tensor]] = {system: [] for system in SYSTEMS}
     order: list[int] = []
     for indices, waveforms in read_batches(examples, length_sorted(examples, BATCH_S), extractor.sample_rate, noise):
@@ -220,7 +231,7 @@ def _pooled(
         order += indices
         report(len(order))
     places = torch.tensor(order, device=extractor.device).argsort()
-    # Not an inference tensor any more: what is fitted on these needs gradients.
+    # A clone is not an inference tensor: fitting on it needs gradients.
     return {system: torch.cat(parts)[places].clone() for system, parts in rows.items()}
 
 
@@ -259,7 +270,7 @@ def _result(
 
 
 def write_results(result: ProbeResult, options: ProbeOptions, output: Path, about: dict[str, Any]) -> None:
-    """`results.json`, `layer_weights.svg` and `confusion.svg` into the folder `output`."""
+    """Write `results.json`, `layer_weights.svg` and `confusion.svg` into the folder `output`."""
     output.mkdir(parents=True, exist_ok=True)
     content: dict[str, Any] = {system: asdict(result.scores[system]) for system in SYSTEMS}
     content["differences"] = {f"{ENCODER} - {other}": asdict(gap) for other, gap in result.differences.items()}
@@ -268,5 +279,4 @@ def write_results(result: ProbeResult, options: ProbeOptions, output: Path, abou
     content |= {"confusion": result.confusion_CC.tolist(), "options": asdict(options), **about}
     write_layer_weights(result.layer_weights, result.layers, output / "layer_weights.svg")
     write_confusion(result.confusion_CC, result.classes, output / "confusion.svg")
-    with replacing(output / "results.json") as file:
-        file.write(json.dumps(content, indent=2).encode() + b"\n")
+    replace_text(output / "results.json", json.dumps(content, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""What a model makes of the audio it is validated on: its targets, its predictions, and one utterance to draw.
+"""A model evaluated on its validation audio: targets, predictions, and one utterance to draw.
 
 B batch, N samples, M mel bands, T frames, S tokens, K codes per book, H books.
 """
@@ -15,18 +15,20 @@ from torch import Tensor
 
 from nest_ssl.config import DatasetConfig
 from nest_ssl.data import AudioNoiseBatch
-from nest_ssl.data.batch.examples import needed, open_batches
-from nest_ssl.drawing.lanes import band_centres_hz
+from nest_ssl.data.batch.collate import needed
+from nest_ssl.data.build import open_batches
+from nest_ssl.drawing.draw import band_centres_hz
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
 
 MAX_AUDIO_S, MAX_UTTERANCE_S = 300.0, 30.0
-"""Of all that is heard, and of one utterance: a thousand masked tokens, in 15 s of a core with 113 M parameters."""
+"""Limits in all and per utterance: about a thousand masked tokens; 15 s on one core with 113 M parameters."""
 MAX_PASSES = 20
-"""Over a small dataset, each with other masks: one mask of few utterances is a matter of luck."""
+"""Passes over a small dataset, with other masks each time: one mask over few utterances is a matter of luck."""
 MAX_BATCH = 8
 MAX_DRAWN_TOKENS = 112
-"""Of an utterance: more would not leave room for their numbers."""
+"""Tokens of an utterance: more would leave no room for their numbers."""
 TOP = 5
+"""How many of the most probable codes count as close."""
 
 Ints = NDArray[np.int64]
 
@@ -39,16 +41,16 @@ class ExampleTokens:
     clean_MT: NDArray[np.float32]
     noisy_MT: NDArray[np.float32]
     masked_MT: NDArray[np.float32] | None
-    """What the encoder is given; None for `mask_position: post_conv`, where masking comes after the subsampling."""
+    """The encoder's input; None for `mask_position: post_conv`, where masking comes after the subsampling."""
     mask_T: NDArray[np.bool_]
     masked_S: NDArray[np.bool_]
     """Tokens that count: enough of their frames are masked."""
     true_SH: Ints
     predicted_SH: Ints
     rank_SH: Ints
-    """Place of the true code among all, by probability: 1 where the prediction is right."""
+    """Rank of the true code by probability: 1 where the prediction is correct."""
     num_tokens: int
-    """Of the whole utterance."""
+    """In the whole utterance."""
     frame_s: float
     band_hz: list[float]
 
@@ -67,19 +69,19 @@ class ExampleTokens:
 
 @dataclass
 class Predictions:
-    """Counts over all utterances looked at; those of predictions are of masked tokens, summed over books."""
+    """Counts over all utterances examined; predictions are counted on masked tokens, summed over books."""
 
     used_KH: Ints
     """How often each code is the target of a token, masked or not."""
     masked_used_KH: Ints
     right_and_masked: dict[str, Ints] = field(default_factory=dict)
-    """By utterance: tokens predicted right, and masked ones."""
+    """By utterance: tokens predicted correctly, and masked tokens."""
     num_in_top: int = 0
     loss_sum: float = 0.0
     audio_s: float = 0.0
-    """Of one pass."""
+    """In one pass."""
     num_passes: int = 0
-    """Through the utterances, with other masks each time."""
+    """Passes through the utterances, with other masks each time."""
     cut: bool = False
     """Some utterances were longer than MAX_UTTERANCE_S."""
     num_bad_files: int = 0
@@ -100,10 +102,14 @@ class Predictions:
 
     @property
     def accuracy_error(self) -> float:
-        """Standard error of the accuracy, from how utterances differ: tokens of one are not independent."""
+        """Standard error of the accuracy between utterances: tokens within one are not independent."""
         counts = np.array(list(self.right_and_masked.values())).reshape(-1, 2)
         deviations = counts[:, 0] - self.accuracy * counts[:, 1]
         return float(np.sqrt(np.square(deviations).sum()) / max(counts[:, 1].sum(), 1))
+
+    @property
+    def top(self) -> int:
+        return TOP
 
     @property
     def top_accuracy(self) -> float:
@@ -115,17 +121,17 @@ class Predictions:
 
     @property
     def most_frequent(self) -> float:
-        """Share of masked tokens that are the most frequent one of their book."""
+        """Share of masked tokens that are the most frequent one in their book."""
         return float(self.masked_used_KH.max(0).sum()) / max(self.num_masked, 1)
 
 
 @dataclass(frozen=True)
 class Examined:
-    """All that the model was asked."""
+    """The model's predictions, and one utterance of them to draw."""
 
     predictions: Predictions
     example: ExampleTokens | None
-    """The first utterance with a masked token in what is drawn; None: there is none."""
+    """The first utterance with a masked token in the part that is drawn; None if there is none."""
 
 
 def examine(model: EncDecDenoiseMaskedTokenPredModel, dataset: DatasetConfig, *, seed: int) -> Examined:
@@ -134,15 +140,15 @@ def examine(model: EncDecDenoiseMaskedTokenPredModel, dataset: DatasetConfig, *,
     predictions = Predictions(np.zeros(shape, np.int64), np.zeros(shape, np.int64))
     generator = torch.Generator().manual_seed(seed)
     example: ExampleTokens | None = None
-    heard_s = 0.0
-    while heard_s < MAX_AUDIO_S and predictions.num_passes < MAX_PASSES:
+    seen_s = 0.0
+    while seen_s < MAX_AUDIO_S and predictions.num_passes < MAX_PASSES:
         for batch in _batches(dataset, seed):
             length_B = needed(batch.audio_len)
             seen_B = length_B.clamp(max=int(MAX_UTTERANCE_S * dataset.sample_rate))
             predicted = _predict(model, batch, seen_B, generator)
-            heard_s += float(seen_B.sum()) / dataset.sample_rate
+            seen_s += float(seen_B.sum()) / dataset.sample_rate
             if predictions.num_passes == 0:
-                predictions.audio_s = heard_s
+                predictions.audio_s = seen_s
                 predictions.cut |= bool((seen_B < length_B).any())
                 predictions.num_bad_files += len(batch.bad_files)
             ids = batch.sample_id or batch.audio_filepaths
@@ -150,14 +156,14 @@ def examine(model: EncDecDenoiseMaskedTokenPredModel, dataset: DatasetConfig, *,
                 predicted.count(b, predictions, ids[b])
                 if example is None and (drawn := predicted.example(b, name)).masked_S.any():
                     example = drawn
-            if heard_s >= MAX_AUDIO_S:
+            if seen_s >= MAX_AUDIO_S:
                 break
         predictions.num_passes += 1
     return Examined(predictions, example)
 
 
 def _batches(dataset: DatasetConfig, seed: int) -> Iterator[AudioNoiseBatch]:
-    """As validation gets them; small ones, so that any machine has the memory."""
+    """Batches as in validation, but small, so that they fit into the memory of any machine."""
     size = None if dataset.batch_size is None else min(dataset.batch_size, MAX_BATCH)
     small = replace(dataset, batch_size=size, drop_last=False, noise_bank_gb=0.0)
     yield from open_batches(small, seed, same_every_epoch=True)
@@ -175,7 +181,7 @@ class _PredictedBatch:
     num_tokens_B: list[int]
     """Without padding."""
     factor: int
-    """Frames of a token."""
+    """Frames per token."""
 
     def count(self, b: int, into: Predictions, utterance: str) -> None:
         valid, (num_codes, num_books) = self.num_tokens_B[b], into.used_KH.shape
@@ -213,7 +219,7 @@ class _PredictedBatch:
         )
 
     def _ranks(self, b: int, num_tokens: int) -> Tensor:
-        """(S, H) place of the true code; 1 is the first of the most probable ones, as argmax has it."""
+        """(S, H) rank of the true code; ties are ordered as argmax orders them."""
         log_probs_SKH = self.log_probs_BSKH[b, :num_tokens]
         true_S1H = self.tokens_BSH[b, :num_tokens, None]
         true_log_probs_S1H = log_probs_SKH.gather(1, true_S1H)

@@ -1,4 +1,4 @@
-"""The folder of a run, as NeMo's exp_manager lays it out, and what can be resumed from it."""
+"""The folder of a run: its name, as NeMo's exp_manager chooses it, its lock, and what describes the run in it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
-from nest_ssl.config import CheckpointConfig, ExperimentConfig, NestConfig
-from nest_ssl.watchdog.report.incident import LAST, newest_of
+from nest_ssl.config import ExperimentConfig, NestConfig
+from nest_ssl.files import replacing
+from nest_ssl.run_folder import DEFAULT_ROOT, RunFolder
 
 try:
     import fcntl
@@ -27,35 +27,13 @@ except ImportError:  # Windows
 
 log = logging.getLogger(__name__)
 
-DEFAULT_ROOT = "nest_experiments"
-LOCK = ".lock"
 VERSION_VARIABLE = "NEST_SSL_RUN_VERSION"
 """Set by the launcher for its ranks, so that all have one folder."""
 
 
-@dataclass(frozen=True)
-class RunFolder:
-    """Where a run keeps its things."""
-
-    path: Path
-    dirpath: str | None = None
-    """`checkpoint_callback_params.dirpath`: another folder for checkpoints."""
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints" if self.dirpath is None else Path(self.dirpath).expanduser().absolute()
-
-    @property
-    def metrics_csv(self) -> Path:
-        return self.path / "metrics.csv"
-
-    def nemo_file(self, params: CheckpointConfig) -> Path:
-        return self.checkpoints / f"{params.prefix or self.path.name}{params.postfix}"
-
-
-def run_folder(cfg: NestConfig) -> RunFolder:
-    exp = cfg.exp_manager or ExperimentConfig()
-    return RunFolder(_run_path(exp, cfg.name), exp.checkpoint_callback_params.dirpath)
+def run_folder(exp: ExperimentConfig, name: str) -> RunFolder:
+    """The folder that `exp_manager:` gives a run of this name."""
+    return RunFolder(_run_path(exp, name), exp.checkpoint_callback_params.dirpath)
 
 
 def _run_path(exp: ExperimentConfig, name: str) -> Path:
@@ -80,14 +58,13 @@ def _new_version(base: Path, by_time: bool) -> str:
 
 
 def saves_when_stopped(cfg: NestConfig) -> bool:
-    """Whether a run that is asked to stop saves first; a try must leave nothing that a run would go on from."""
+    """Whether a run that is asked to stop saves first; a dry run must leave nothing that a run would resume from."""
     exp = cfg.exp_manager or ExperimentConfig()
     return exp.create_preemption_callback and not cfg.trainer.fast_dev_run
 
 
-def check_all_name_it_alike(cfg: NestConfig) -> None:
-    """For processes that something else than our launcher has started: each would name a new run by its own clock."""
-    exp = cfg.exp_manager or ExperimentConfig()
+def check_all_name_it_alike(exp: ExperimentConfig) -> None:
+    """For ranks that our launcher did not start: each would name a new run by its own clock."""
     if exp.explicit_log_dir or exp.version or exp.resume_if_exists or VERSION_VARIABLE in os.environ:
         return
     raise ValueError(
@@ -98,7 +75,7 @@ def check_all_name_it_alike(cfg: NestConfig) -> None:
 
 @contextlib.contextmanager
 def named_for_ranks(folder: RunFolder) -> Iterator[None]:
-    """Processes that are started meanwhile take `folder` for theirs."""
+    """Processes that are started meanwhile use `folder`."""
     os.environ[VERSION_VARIABLE] = folder.path.name
     try:
         yield
@@ -108,20 +85,21 @@ def named_for_ranks(folder: RunFolder) -> Iterator[None]:
 
 @contextlib.contextmanager
 def created(folder: RunFolder, cfg: NestConfig) -> Iterator[None]:
-    """The folder, made and taken: a second run in it would overwrite checkpoints and metrics of the first.
+    """The folder, created and locked: a second run in it would overwrite checkpoints and metrics of the first.
 
-    What the run is stands in it: its configuration, the commit it was started from, copies.
+    It describes the run: its configuration, the commit it was started from, copies of files.
     """
-    for name in (cfg.exp_manager.files_to_copy or []) if cfg.exp_manager else []:
+    copies = (cfg.exp_manager.files_to_copy or []) if cfg.exp_manager else []
+    for name in copies:
         if not Path(name).is_file():
             raise ValueError(f"exp_manager.files_to_copy: {name}: no such file.")
     try:
         for path in (folder.path, folder.checkpoints):
             path.mkdir(parents=True, exist_ok=True)
-        lock = (folder.path / LOCK).open("a+")
+        lock = folder.lock.open("a+")
     except OSError as error:
         raise _cannot_be_written(folder, error) from error
-    with lock:  # to be closed only at the end: the system gives it back, however this process ends
+    with lock:  # closed only at the end: the system releases it, however this process ends
         if fcntl is not None:
             try:
                 fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -137,18 +115,22 @@ def created(folder: RunFolder, cfg: NestConfig) -> Iterator[None]:
             lock.truncate(0)
             lock.write(f"process {os.getpid()} on {platform.node()}\n")
             lock.flush()
-            _describe(folder, cfg)
+            _describe(folder, cfg, copies)
         except OSError as error:
             raise _cannot_be_written(folder, error) from error
         yield
 
 
-def _describe(folder: RunFolder, cfg: NestConfig) -> None:
+def _describe(folder: RunFolder, cfg: NestConfig, copies: list[str]) -> None:
     for left_over in folder.checkpoints.glob(".*.tmp"):  # of a save that was killed
         left_over.unlink()
-    (folder.path / "hparams.yaml").write_text(yaml.safe_dump(dataclasses.asdict(cfg), sort_keys=False))
-    (folder.path / "git-commit.txt").write_text(git_commit())
-    for name in (cfg.exp_manager.files_to_copy or []) if cfg.exp_manager else []:
+    for path, text in (
+        (folder.hparams, yaml.safe_dump(dataclasses.asdict(cfg), sort_keys=False)),
+        (folder.commit, git_commit()),
+    ):
+        with replacing(path) as file:
+            file.write(text.encode())
+    for name in copies:
         shutil.copy(name, folder.path)
 
 
@@ -167,25 +149,3 @@ def git_commit() -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     return commit.stdout.strip() + (" with changes\n" if changes.stdout.strip() else "\n")
-
-
-def checkpoint_to_resume(folder: RunFolder, exp: ExperimentConfig) -> Path | None:
-    """The newest checkpoint of the run, if it is to be resumed."""
-    if exp.resume_from_checkpoint is not None:
-        path = Path(exp.resume_from_checkpoint).expanduser()
-        if not path.is_file():
-            raise ValueError(f"exp_manager.resume_from_checkpoint: {path}: no such file.")
-        return path
-    if not exp.resume_if_exists:
-        return None
-    last = folder.checkpoints / LAST
-    if exp.checkpoint_callback_params.save_last and last.is_file():
-        return last  # the best may be newer, but written within a step, or hold weights alone
-    if (newest := newest_of(folder.checkpoints)) is not None:
-        return newest
-    if not exp.resume_ignore_no_checkpoint:
-        raise ValueError(
-            f"{folder.checkpoints}: there is no checkpoint to resume from. "
-            f"Set exp_manager.resume_ignore_no_checkpoint=true to start from the beginning."
-        )
-    return None

@@ -1,4 +1,4 @@
-"""What is worth logging of a training step. Tensors stay on the device: reading them is left to the logger.
+"""What is worth logging of training. Tensors stay on the device: reading them is left to whoever logs.
 
 G gathered tokens, K codes per book, H books.
 """
@@ -6,13 +6,15 @@ G gathered tokens, K codes per book, H books.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from nest_ssl.data import AudioNoiseBatch
-from nest_ssl.model import MaskedPrediction
+from nest_ssl.objective import MaskedPrediction
 
 
 @dataclass
@@ -53,6 +55,43 @@ def count_tokens(predicted: MaskedPrediction) -> TokenCounts:
     return TokenCounts(right_H, predicted.counts_G.sum(), predicted.num_valid, used_KH)
 
 
+class EpochMeans:
+    """Means over the epoch, weighted by the number of utterances; losses that are not finite do not count."""
+
+    def __init__(self) -> None:
+        self.epoch = -1
+        self._sums: dict[str, Tensor] = {}
+        self._weights: dict[str, Tensor] = {}
+
+    def add(self, epoch: int, values: Mapping[str, Tensor], weight: int) -> None:
+        """Add the values of a batch of `epoch`; those of another epoch are forgotten."""
+        if epoch != self.epoch:
+            self.epoch, self._sums, self._weights = epoch, {}, {}
+        for name, value in values.items():
+            counts = value.isfinite().float() * weight
+            weighted = torch.where(value.isfinite(), value.float(), 0.0) * weight
+            if name in self._sums:
+                weighted = weighted + self._sums[name].to(value.device)
+                counts = counts + self._weights[name].to(value.device)
+            self._sums[name], self._weights[name] = weighted, counts
+
+    def means(self) -> dict[str, Tensor]:
+        """NaN where no value was finite."""
+        return {name: total / self._weights[name] for name, total in self._sums.items()}
+
+    def state(self) -> dict[str, Any]:
+        sums = {name: total.cpu() for name, total in self._sums.items()}
+        weights = {name: weight.cpu() for name, weight in self._weights.items()}
+        return {"epoch": self.epoch, "weights": weights, "sums": sums}
+
+    def resume(self, state: Mapping[str, Any]) -> None:
+        self.epoch, self._sums = state["epoch"], dict(state["sums"])
+        if "weights" in state:
+            self._weights = dict(state["weights"])
+        else:  # the first edition had one weight for all
+            self._weights = {name: torch.tensor(float(state["weight"])) for name in self._sums}
+
+
 @dataclass
 class Throughput:
     """Audio per second, padding and waiting since the last report, by the host's clock."""
@@ -75,7 +114,7 @@ class Throughput:
         self._audio_s += float(batch.audio_len.sum()) / self.sample_rate
         self._padded_s += batch.audio.numel() / self.sample_rate
 
-    def batch_done(self) -> None:
+    def batch_is_done(self) -> None:
         self._waiting_since = time.perf_counter()
 
     def report(self) -> dict[str, float]:
@@ -92,6 +131,6 @@ class Throughput:
         return out
 
     def pause(self) -> None:
-        """Something else than training took place: start anew."""
+        """Something other than training took place: start again from zero."""
         self.report()
         self._waiting_since = None

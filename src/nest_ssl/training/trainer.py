@@ -1,161 +1,421 @@
-"""Lightning's Trainer from the `trainer:` section."""
+"""`Trainer` and `exp_manager`: the steps that NeMo's users know, and what they put together for the loop."""
 
 from __future__ import annotations
 
-import inspect
+import contextlib
 import logging
-import warnings
+import os
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import torch
-from lightning.pytorch import strategies
-from lightning.pytorch.callbacks import Callback, Checkpoint
-from lightning.pytorch.loggers import Logger
-from torch.nn.parallel import DistributedDataParallel
 
-from nest_ssl.config import TrainerConfig
-from nest_ssl.config.targets import resolve_target
-from nest_ssl.launch.ranks import RankFacts
-from nest_ssl.training.checkpoints import AtomicCheckpointIO
-from nest_ssl.training.environment import LaunchedRank, take_broadcasts_out
-from nest_ssl.training.sharding import fsdp
-from nest_ssl.training.time_limit import TimeLimit
+from nest_ssl.checkpoint import initialize
+from nest_ssl.config import CheckpointConfig, DatasetConfig, ExperimentConfig, NestConfig, TrainerConfig, parse
+from nest_ssl.config.training import PRECISIONS
+from nest_ssl.data import PlannedLoader, build_loader
+from nest_ssl.fast.engine import accelerate
+from nest_ssl.launch.ranks import DEFAULT_PORT, from_environment
+from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
+from nest_ssl.run_folder import RunFolder, forget_after, ranks_per_node
+from nest_ssl.training import experiment
+from nest_ssl.training.ema import Average
+from nest_ssl.training.loggers import Loggers, Progress, check_loggers, log_to_file, profiled
+from nest_ssl.training.loop import Limits, Loop, num_batches
+from nest_ssl.training.optimizers import build_optimizer
+from nest_ssl.training.parallel import World, device_for, joined, shard, synchronize_batch_norms, uses_gpu
+from nest_ssl.training.saving import Saver
+from nest_ssl.training.schedules import build_schedule
+from nest_ssl.training.state import Trained, TrainState, read_checkpoint, restore
+from nest_ssl.training.step import Clipping, TrainStep
+from nest_ssl.training.stopping import EarlyStopping, TimeLimits, check_monitors
+from nest_ssl.training.validation import Validation, has_data, validation_sets
+from nest_ssl.training.watching import Watch, compare_loaders, compare_starts, look_closer, mark_stages
+from nest_ssl.watchdog.agent import RankAgent
+from nest_ssl.watchdog.rank import InitPart, RankFacts, Stage
 
 log = logging.getLogger(__name__)
 
-PRECISIONS = {"16": "16-mixed", "bf16": "bf16-mixed"}
-"""NeMo's names, which Lightning takes too, with a warning."""
+ALONE = RankFacts(0, 0, 1, 1, 0, "nobody", "127.0.0.1", DEFAULT_PORT)
 
 
-def build_trainer(
-    config: TrainerConfig, callbacks: list[Callback], loggers: list[Logger], rank: RankFacts | None = None
-) -> pl.Trainer:
-    """The trainer that `config` asks for, with our loggers, checkpoints and progress in place of Lightning's.
+@dataclass
+class Run:
+    """What `hydra_runner` knows and the trainer needs: the whole configuration, this rank, and who watches it."""
 
-    `rank` is who this process is, if somebody has launched it as one of several.
+    facts: RankFacts
+    cfg: NestConfig | None = None
+    agent: RankAgent | None = None
+    folder: RunFolder | None = None
+
+
+_current: ContextVar[Run | None] = ContextVar("run", default=None)
+
+
+@contextlib.contextmanager
+def current_run(run: Run) -> Iterator[None]:
+    """Trainers that are made meanwhile belong to `run`."""
+    token = _current.set(run)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+class Trainer:
+    """Trains a model, alone or as one of several ranks. Takes Lightning's arguments: `Trainer(**cfg.trainer)`.
+
+    Under `hydra_runner` it also has the seed, the watchdog and the ranks of the configuration. Without it, it trains
+    in this process alone, or as the rank that torchrun or SLURM made of it.
     """
-    _quiet_lightning()
-    if str(config.precision) in ("bf16-true", "16-true", "transformer-engine", "transformer-engine-float16"):
+
+    def __init__(self, **options: Any) -> None:
+        self.config = parse(TrainerConfig, options, where="trainer")
+        uses_gpu(self.config)
+        self.run = _current.get() or Run(_facts(self.config))
+        self.seed = 0 if self.run.cfg is None else self.run.cfg.seed
+        """Of order, noise, masks and dropout."""
+        self.exp = ExperimentConfig(create_tensorboard_logger=False)
+        self.folder: RunFolder | None = None
+        self.checkpoint: Path | None = None
+        """What training resumes from."""
+        self.state = TrainState()
+        if self.is_global_zero:
+            for line in self.config.without_effect():
+                log.info("%s", line)
+
+    @property
+    def world_size(self) -> int:
+        return self.run.facts.world_size
+
+    @property
+    def global_rank(self) -> int:
+        return self.run.facts.rank
+
+    @property
+    def local_rank(self) -> int:
+        return self.run.facts.local_rank
+
+    @property
+    def is_global_zero(self) -> bool:
+        return self.global_rank == 0
+
+    @property
+    def global_step(self) -> int:
+        return self.state.step
+
+    @property
+    def current_epoch(self) -> int:
+        return self.state.epoch
+
+    def fit(self, model: EncDecDenoiseMaskedTokenPredModel) -> None:
+        """Train `model`: restore, train, save. Nothing is written before the configuration has been checked."""
+        cfg = self._whole_config(model)
+        _check(cfg, self.exp)
+        device_for(self.config, self.local_rank)
+        folder = self.folder or experiment.run_folder(self.exp, cfg.name)
+        watch = Watch(self.run.agent, cfg.model.sample_rate)
+        try:
+            with contextlib.ExitStack() as stack:
+                if self.is_global_zero:
+                    stack.enter_context(experiment.created(folder, cfg))
+                stack.enter_context(
+                    log_to_file(folder.path, self.exp, global_rank=self.global_rank, local_rank=self.local_rank)
+                )
+                content = None if self.checkpoint is None else read_checkpoint(self.checkpoint)
+                if self.is_global_zero:
+                    log.info("run folder: %s%s", folder.path, _resumed_at(self.checkpoint, content))
+                watch.joins()
+                with joined(self.config, self.run.facts) as world, _torch_settings(self.config):
+                    Fit(self, cfg, model, folder, world, watch, content).run()
+        except BaseException as error:
+            watch.failed(error)
+            raise
+
+    def _whole_config(self, model: EncDecDenoiseMaskedTokenPredModel) -> NestConfig:
+        base = self.run.cfg or NestConfig(model.cfg, seed=self.seed)
+        return replace(base, model=model.cfg, trainer=self.config, exp_manager=self.exp)
+
+
+def exp_manager(trainer: Trainer, cfg: ExperimentConfig | dict[str, Any] | None = None) -> Path:
+    """Give `trainer` its run folder, loggers and checkpoints; the folder, which `fit` creates.
+
+    It also decides which checkpoint training resumes from.
+    """
+    trainer.exp = ExperimentConfig() if cfg is None else parse(ExperimentConfig, cfg, where="exp_manager")
+    check_loggers(trainer.exp)
+    name = "default" if trainer.run.cfg is None else trainer.run.cfg.name
+    trainer.folder = trainer.run.folder or experiment.run_folder(trainer.exp, name)
+    trainer.checkpoint = trainer.folder.checkpoint_to_resume(trainer.exp)
+    return trainer.folder.path
+
+
+def maybe_init_from_pretrained_checkpoint(model: EncDecDenoiseMaskedTokenPredModel, cfg: NestConfig) -> None:
+    """Load the starting weights that `init_from_*` names; a run that is resumed has its own."""
+    given = [key for key in initialize.KEYS if getattr(cfg, key) is not None]
+    checkpoint = getattr(model.trainer, "checkpoint", None)
+    if given and checkpoint is not None:
+        log.info("%s: not used, since the run resumes from %s", given[0], checkpoint.name)
+        return
+    initialize.maybe_init_from_pretrained_checkpoint(model, cfg)
+
+
+def _facts(config: TrainerConfig) -> RankFacts:
+    per_node = ranks_per_node(config.devices, config.accelerator, torch.cuda.device_count)
+    found = from_environment(os.environ, per_node)
+    if found is None and per_node * config.num_nodes > 1:
         raise ValueError(
-            f"trainer.precision={config.precision}: would round the audio, and with it the codes to predict. "
-            f"Use bf16 or 16."
+            f"trainer.devices={config.devices}: this process is one rank of {per_node * config.num_nodes}, and nothing "
+            f"has started the others. Decorate the function with nest_ssl.training.hydra_runner, or use torchrun."
         )
-    arguments = dict(vars(config))
-    on_gpu = uses_gpu(config)
-    if config.max_time is not None:
-        callbacks = [*callbacks, TimeLimit(config.max_time)]
-    arguments |= {
-        "strategy": _strategy(config.strategy, on_gpu, 1 if rank is None else rank.world_size),
-        "accelerator": "cuda" if on_gpu else "cpu",  # Lightning's auto would take Apple's GPUs
-        "precision": PRECISIONS.get(str(config.precision), config.precision),
-        "devices": _devices(config, on_gpu),
-        "gradient_clip_val": config.gradient_clip_val or None,
-        "logger": loggers or False,
-        "callbacks": callbacks,
-        "max_time": None,  # Lightning's timer would broadcast in every step
-        "enable_checkpointing": any(isinstance(callback, Checkpoint) for callback in callbacks),
-        "enable_progress_bar": False,  # ours reads the GPU only when something is logged
-        "enable_model_summary": bool(config.enable_model_summary),
-        "use_distributed_sampler": False,
-        "plugins": [AtomicCheckpointIO(), *([LaunchedRank(rank)] if rank is not None else [])],
-    }
-    if config.use_distributed_sampler:
-        log.warning("trainer.use_distributed_sampler: true is ignored; the batch plan gives every rank its slice.")
-    if not on_gpu:
-        arguments["sync_batchnorm"] = False
-    trainer = pl.Trainer(**arguments)
-    if config.sync_batchnorm and trainer.world_size > 1 and (rank is None or rank.rank == 0):
-        _say_what_shared_statistics_cost(on_gpu)
-    take_broadcasts_out(trainer)
-    return trainer
+    if found is not None and found.world_size > 1:
+        os.environ.update(found.variables())
+    return found or ALONE
 
 
-def _quiet_lightning() -> None:
-    """Lightning's hints and torch's notes to Lightning's authors are nothing a user could act on."""
-    for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    messages = (
-        ".*LeafSpec.*is deprecated",
-        ".*does not have many workers",
-        ".*Found .* module.* in eval mode",
-        ".*Checkpoint directory .* exists and is not empty",  # so it does whenever a run is resumed
-        ".*your dataloader is not resumable",  # it is: checkpoints hold the position in the plan
-        "Grad strides do not match bucket view strides",  # of a convolution, on CPU ranks: a copy more
-        ".*is smaller than the logging interval",  # every step counts across epochs here
-        ".*It is recommended to use .*sync_dist=True",  # of training, rank 0 logs its own share
-        ".*Total length of `list` across ranks is zero",  # no validation set
-        "TensorFloat32 tensor cores .* available but not enabled",  # float32 means float32
-        "The AccumulateGrad node's stream does not match",  # Lightning wraps DDP in a stream of its own
-        "Both mixed precision and an auto_wrap_policy were specified to FSDP",  # sharding.py: all stays float32
-        "FSDP is switching to use `NO_SHARD`",  # one GPU
-        "When using ``NO_SHARD``",
+def _resumed_at(checkpoint: Path | None, content: dict[str, Any] | None) -> str:
+    if checkpoint is None or content is None:
+        return ""
+    return f"; resumed at step {content['global_step']} from {checkpoint.name}"
+
+
+def _check(cfg: NestConfig, exp: ExperimentConfig) -> None:
+    """Refuse what cannot work before anything is written."""
+    sharded = cfg.trainer.strategy_name == "fsdp"
+    if exp.ema.enable and sharded:
+        raise ValueError("exp_manager.ema: there is no average of weights that are sharded. Use strategy=ddp.")
+    if sharded and PRECISIONS[str(cfg.trainer.precision)] == "16-mixed":
+        raise ValueError("trainer.precision=16: sharded gradients are not scaled. Use bf16, or strategy=ddp.")
+    train_ds = cfg.model.train_ds
+    if train_ds is None or not has_data(train_ds):
+        raise ValueError(
+            "model.train_ds.manifest_filepath: no manifest is given. Add model.train_ds.manifest_filepath=FILE; "
+            "'nest-ssl prepare FOLDER --output FILE' writes one."
+        )
+    sets = validation_sets(cfg.model.validation_ds)
+    _check_endless(cfg, exp, train_ds, validates=bool(sets))
+    check_monitors(exp, list(sets))
+
+
+def _check_endless(cfg: NestConfig, exp: ExperimentConfig, data: DatasetConfig, *, validates: bool) -> None:
+    """Where an epoch has no end, nothing may wait for it."""
+    if not _is_endless(data) or not validates or isinstance(cfg.trainer.val_check_interval, (int, str, dict)):
+        return
+    log.warning(
+        "model.train_ds: an epoch has no end, so nothing is validated; set trainer.val_check_interval to a number "
+        "of batches and trainer.check_val_every_n_epoch=null."
     )
-    for message in messages:
-        warnings.filterwarnings("ignore", message=message)
 
 
-def uses_gpu(config: TrainerConfig) -> bool:
-    if config.accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
-        raise ValueError("trainer.accelerator=gpu: no CUDA GPU was found. Use trainer.accelerator=cpu or auto.")
-    if config.accelerator not in ("auto", "cpu", "gpu", "cuda"):
-        reason = "; the codebooks are float64, as NeMo's, which Apple's GPUs have not" * (config.accelerator == "mps")
-        raise ValueError(f"trainer.accelerator={config.accelerator}: not supported{reason}. Use auto, cpu or gpu.")
-    return config.accelerator != "cpu" and torch.cuda.is_available()
+def _is_endless(config: DatasetConfig) -> bool:
+    if not config.use_lhotse:
+        return config.endless
+    from nest_ssl.data.sources.lhotse import is_endless
+
+    return is_endless(config)
 
 
-def _devices(config: TrainerConfig, on_gpu: bool) -> Any:
-    devices = config.devices
-    if not on_gpu and devices in (-1, "-1", "auto"):
-        return 1  # a CPU is one device, unless the user says how many ranks to make of it
-    if on_gpu:
-        wanted = len(devices) if isinstance(devices, list) else int(devices) if str(devices).isdigit() else 0
-        if wanted > torch.cuda.device_count():
-            raise ValueError(
-                f"trainer.devices={devices}: this machine has {torch.cuda.device_count()} GPUs. "
-                f"Use trainer.devices=-1 for all of them."
-            )
-    return devices
+@contextlib.contextmanager
+def _torch_settings(config: TrainerConfig) -> Iterator[None]:
+    """`deterministic`, `benchmark` and `detect_anomaly`; put back afterwards."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS refuses
+        torch.use_deterministic_algorithms(True, warn_only=config.deterministic == "warn")
+    torch.backends.cudnn.benchmark = bool(config.benchmark) and not config.deterministic
+    try:
+        with torch.autograd.set_detect_anomaly(config.detect_anomaly):
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
-def _say_what_shared_statistics_cost(on_gpu: bool) -> None:
-    if on_gpu:
-        log.info(
-            "trainer.sync_batchnorm: all ranks meet twice per conformer layer in every step, and wait there for the "
-            "slowest; trainer.sync_batchnorm=false gives each rank its own statistics."
+@dataclass
+class Fit:
+    """Puts together what the loop needs, on this rank, and runs it."""
+
+    trainer: Trainer
+    cfg: NestConfig
+    model: EncDecDenoiseMaskedTokenPredModel
+    folder: RunFolder
+    world: World
+    watch: Watch
+    checkpoint: dict[str, Any] | None
+    exp: ExperimentConfig = field(init=False)
+
+    def run(self) -> None:
+        cfg, config, world, watch = self.cfg, self.cfg.trainer, self.world, self.watch
+        self.exp = cfg.exp_manager or ExperimentConfig()
+        watch.enter(Stage.INIT, InitPart.COMPARE)
+        compare_starts(cfg, world, self.folder.path, self.trainer.checkpoint)
+        watch.enter(Stage.INIT, InitPart.MODEL)
+        synchronized = self._place_model()
+        watch.enter(Stage.INIT, InitPart.LOADERS)
+        loader = self._loader("train_ds", cfg.model.train_ds, same_every_epoch=False)
+        validation_loaders = self._validation_loaders()
+        limits = Limits(
+            config,
+            num_batches(loader, config.limit_train_batches, config.fast_dev_run),
+            validates=bool(validation_loaders),
         )
-    else:
-        log.warning("trainer.sync_batchnorm: torch has none on CPU ranks; each rank uses its own batch statistics.")
+        step = self._train_step(limits, synchronized)
+        trained = Trained(self.model, step, loader, world.size)
+        state = TrainState() if self.checkpoint is None else restore(self.checkpoint, trained)
+        self.checkpoint = None  # its tensors have been copied
+        self.trainer.state = state
+        watch.enter(Stage.INIT, InitPart.COMPARE)
+        named = {f"validation_ds.{number}": one for number, one in enumerate(validation_loaders.values())}
+        compare_loaders(cfg, world, {"train_ds": loader, **named}, state.step)
+        validation = None
+        if validation_loaders:
+            validation = Validation(
+                self.model, step.objective, validation_loaders, world, watch, config, self.trainer.seed
+            )
+        writes = world.is_first and not config.fast_dev_run
+        loggers = Loggers(self.folder, self.exp, enabled=writes)
+        progress = Progress(loggers, enabled=world.is_first and config.enable_progress_bar is not False)
+        loop = Loop(
+            config=config,
+            exp=self.exp,
+            seed=self.trainer.seed,
+            world=world,
+            watch=watch,
+            state=state,
+            trained=trained,
+            step=step,
+            loader=loader,
+            validation=validation,
+            limits=limits,
+            saver=None if config.fast_dev_run else self._saver(),
+            loggers=loggers,
+            progress=progress,
+            early_stopping=self._early_stopping(bool(validation_loaders)),
+            time_limits=TimeLimits.of(config, self.exp),
+            resumed=self.trainer.checkpoint is not None,
+        )
+        if writes and loop.resumed:
+            _forget_later_rows(self.folder, state, loop)
+        if world.is_first and config.enable_model_summary:
+            _log_summary(self.model)
+        progress.start(state.step, limits.total_steps(step.accumulate))
+        try:
+            with profiled(config.profiler, self.folder.path, watch, enabled=world.is_first):
+                loop.run()
+        finally:
+            progress.close()
+            loggers.close()
+        step.objective.release()
+        if loop.saver is not None:
+            loop.saver.save_nemo_at_end(trained)
+
+    # ---- parts ----
+
+    def _place_model(self) -> bool:
+        """The model on its device, the same on every rank; whether its batch norms are synchronised."""
+        config, world, model = self.cfg.trainer, self.world, self.model
+        model.to(world.device)
+        synchronized = False
+        if config.sync_batchnorm and world.size > 1:
+            synchronized = synchronize_batch_norms(model) > 0
+            if synchronized and world.is_first:
+                log.info(
+                    "trainer.sync_batchnorm: all ranks meet twice per conformer layer in every step, and wait there "
+                    "for the slowest; trainer.sync_batchnorm=false gives each rank its own statistics."
+                )
+        world.copy_from_first(model.state_dict().values())
+        if config.strategy_name == "fsdp" and world.size > 1:
+            shard(model)
+        mark_stages(model, self.watch)
+        look_closer(self.cfg.debug, model, self.watch, world, self.cfg.watchdog.floor_s)
+        return synchronized
+
+    def _train_step(self, limits: Limits, synchronized: bool) -> TrainStep:
+        config, optim, model = self.cfg.trainer, self.cfg.model.optim, self.model
+        precision = PRECISIONS[str(config.precision)]
+        scaler = torch.amp.GradScaler(self.world.device.type) if precision == "16-mixed" else None
+        sharded = config.strategy_name == "fsdp" and self.world.size > 1
+        no_graphs = "the weights are sharded" if sharded else None
+        if synchronized:
+            no_graphs = "batch norms are synchronised between ranks (trainer.sync_batchnorm=false allows them)"
+        objective = accelerate(
+            model,
+            compile="off" if sharded or synchronized else str(self.cfg.model.compile),
+            activation_budget=self.cfg.model.activation_budget,
+            autocast={"32": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}[precision],
+            no_graphs=no_graphs,
+        )
+        objective.on_backward = self.watch.backward_begins
+        optimizer = build_optimizer(model, optim, loss_is_scaled=scaler is not None)
+        schedule = None
+        if optim.sched is not None:
+            schedule = build_schedule(optimizer, optim.sched, limits.total_steps(config.accumulate_grad_batches))
+        most = config.gradient_clip_val
+        return TrainStep(
+            model,
+            objective,
+            optimizer,
+            schedule,
+            self.world,
+            self.watch,
+            accumulate=config.accumulate_grad_batches,
+            clipping=Clipping(None if most is None else float(most), config.gradient_clip_algorithm == "value"),
+            scaler=scaler,
+            average=Average(self.exp.ema, model) if self.exp.ema.enable else None,
+        )
+
+    def _loader(self, section: str, config: DatasetConfig | None, *, same_every_epoch: bool) -> PlannedLoader:
+        assert config is not None
+        name = f"bad_files_{section.replace('.', '_')}_rank{self.world.rank}.jsonl"
+        reads = self.watch.reads(section, config.num_workers)
+        loader = build_loader(
+            config,
+            rank=self.world.rank,
+            world_size=self.world.size,
+            seed=self.trainer.seed,
+            bad_files_path=self.folder.path / name,
+            same_every_epoch=same_every_epoch,
+            on_read=None if reads is None else reads.on_read,
+            mix=False,
+        )
+        if reads is not None:
+            loader.collate_fn = reads.batch_is_made
+        return loader
+
+    def _validation_loaders(self) -> dict[str, PlannedLoader]:
+        if self.cfg.trainer.limit_val_batches == 0:
+            return {}
+        return {
+            name: self._loader(f"validation_ds{'.' if name else ''}{name}", one, same_every_epoch=True)
+            for name, one in validation_sets(self.cfg.model.validation_ds).items()
+        }
+
+    def _saver(self) -> Saver:
+        params = self.exp.checkpoint_callback_params
+        if not self.exp.create_checkpoint_callback:  # a stop that was asked for is saved all the same
+            params = CheckpointConfig(
+                dirpath=params.dirpath, save_top_k=0, save_last=False, save_nemo_on_train_end=False
+            )
+        return Saver(self.folder, params, self.cfg.name, self.world, self.watch)
+
+    def _early_stopping(self, has_validation: bool) -> EarlyStopping | None:
+        if not self.exp.create_early_stopping_callback:
+            return None
+        return EarlyStopping(self.exp.early_stopping_callback_params, has_validation=has_validation)
 
 
-DDP_STRATEGIES: dict[str, dict[str, Any]] = {
-    "auto": {},
-    "ddp": {},
-    "ddp_find_unused_parameters_false": {"find_unused_parameters": False},
-    "ddp_find_unused_parameters_true": {"find_unused_parameters": True},
-}
+def _forget_later_rows(folder: RunFolder, state: TrainState, loop: Loop) -> None:
+    """Remove from metrics.csv what the resumed run will log again."""
+    if not loop.is_done():
+        forget_after(folder.metrics_csv, state.step, epoch_too=state.batch > 0, validation_too=state.validation_is_due)
 
 
-def _strategy(strategy: str | dict[str, Any], on_gpu: bool, world_size: int) -> Any:
-    options = {} if isinstance(strategy, str) else dict(strategy)
-    target = options.pop("_target_", None)
-    name = strategy if target is None else resolve_target(target, "trainer.strategy._target_")
-    if name in ("fsdp", "FSDPStrategy"):
-        if not on_gpu:
-            raise ValueError("trainer.strategy=fsdp: shards over GPUs, and there are none. Use ddp on CPU ranks.")
-        return fsdp(**options)
-    if name == "DDPStrategy":
-        return strategies.DDPStrategy(**_no_buffers() | options)
-    if name in DDP_STRATEGIES and world_size > 1:
-        return strategies.DDPStrategy(**_no_buffers() | DDP_STRATEGIES[str(name)])
-    return name if target is None else getattr(strategies, str(name))(**options)
-
-
-def _no_buffers() -> dict[str, Any]:
-    """DDP's option not to broadcast all buffers in every forward pass: a collective per batch, in validation too.
-
-    The statistics of batch norms, which alone change, are shared once per validation (`watch.py`); in training each
-    rank uses those of its batch.
-    """
-    known = inspect.signature(DistributedDataParallel).parameters  # torch 2.13 warns of the old name
-    return {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}
+def _log_summary(model: EncDecDenoiseMaskedTokenPredModel) -> None:
+    """`trainer.enable_model_summary`: parameters by part."""
+    for name, part in model.named_children():
+        sizes = [(p.numel(), p.requires_grad) for p in part.parameters()]
+        trained = sum(size for size, trains in sizes if trains)
+        frozen = sum(size for size, trains in sizes if not trains)
+        log.info("%-16s %-36s %13s trained, %11s frozen", name, type(part).__name__, f"{trained:,}", f"{frozen:,}")

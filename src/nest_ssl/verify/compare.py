@@ -1,13 +1,16 @@
-"""A model file against NeMo: recorded numbers beside it, or NeMo itself where there is one."""
+"""A model file compared with NeMo, stage by stage; the result as a table, and as a page in Markdown."""
 
 from __future__ import annotations
 
+import datetime
 import importlib.util
+import platform
 import subprocess
 import sys
 import tempfile
 import zipfile
 from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +18,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from nest_ssl._version import __version__
 from nest_ssl.checkpoint import load
+from nest_ssl.files import replace_text
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel, EncDecMaskedTokenPredModel
 from nest_ssl.verify import stages
 from nest_ssl.verify.stages import Numbers, audio_batch, stage_numbers
 
-# What the two may differ by: float32 rounding through the whole stack.
+# Allowed differences: float32 rounding through the whole stack.
 MEL_TOLERANCE, LAYER_TOLERANCE, LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-4, 1e-4, 1e-5, 1e-3
 
 
@@ -44,7 +49,7 @@ class Verification:
 
     file: str
     against: str
-    """What the file was compared with; empty if there was nothing."""
+    """What the file was compared with; empty if nothing was available."""
     checks: list[Check]
 
     @property
@@ -55,9 +60,9 @@ class Verification:
 def verify(path: Path, recorded: Path | None = None, nemo_python: str | None = None) -> Verification:
     """Compare the model in `path` with NeMo's numbers.
 
-    `recorded` is an `.npz` of NeMo's numbers (with `batch.npz` beside it), `nemo_python` an interpreter that has NeMo.
-    Where neither is given: the numbers beside the file that have its name; this interpreter, if it has NeMo; or the
-    file is only checked in itself.
+    `recorded` is an `.npz` file of NeMo's numbers (with `batch.npz` next to it), `nemo_python` a Python with NeMo.
+    If neither is given: numbers of the same name next to the file, or else this interpreter if it has NeMo; otherwise
+    only the file itself is checked.
     """
     model = load(path)
     if recorded is None and nemo_python is None:
@@ -77,12 +82,12 @@ def verify(path: Path, recorded: Path | None = None, nemo_python: str | None = N
 def compare(
     model: EncDecMaskedTokenPredModel, batch: tuple[torch.Tensor, torch.Tensor, torch.Tensor], nemo: Numbers
 ) -> list[Check]:
-    """One check per stage, of the largest difference in it."""
+    """One check per stage: its largest difference."""
     ours = stage_numbers(model, batch, isinstance(model, EncDecDenoiseMaskedTokenPredModel))
     absent = sorted(key for key in ours if not key.startswith(("grad/", "mel_")) and key not in nemo)
     absent += sorted(key for key in nemo if key.startswith("layer_") and key not in ours)
     if absent:
-        raise ValueError(f"the numbers are of another model: only one side has {', '.join(absent[:5])}.")
+        raise ValueError(f"the numbers belong to another model: only one side has {', '.join(absent[:5])}.")
     checks = [
         Check("preprocessor", f"log-mel, {name}", _largest(ours[key], nemo[key]), MEL_TOLERANCE)
         for name, key in (("clean", "mel_clean"), ("noisy", "mel_noisy"))
@@ -105,7 +110,7 @@ def compare(
 
 
 def check_alone(model: EncDecMaskedTokenPredModel) -> list[Check]:
-    """What a file says about itself: finite weights, unit codes, NeMo's filterbank, finite outputs."""
+    """Check a file without NeMo: finite weights, unit codes, NeMo's filterbank, finite outputs."""
     state = model.state_dict()
     broken = sum(int((~torch.isfinite(value)).sum()) for value in state.values() if value.is_floating_point())
     norms = model.quantizer.codebooks.detach().norm(dim=-1)
@@ -117,24 +122,24 @@ def check_alone(model: EncDecMaskedTokenPredModel) -> list[Check]:
     unfinished = sum(int((~np.isfinite(value)).sum()) for value in numbers.values())
     return [
         Check("file", "weights that are not finite", broken, 0),
-        Check("quantizer", "length of codes, off 1", float((norms - 1).abs().max()), 1e-6),
-        Check("preprocessor", "window and filterbank, off ours", filterbank, 1e-6),
+        Check("quantizer", "length of codes, distance from 1", float((norms - 1).abs().max()), 1e-6),
+        Check("preprocessor", "window and filterbank, difference from ours", filterbank, 1e-6),
         Check("model", "outputs and gradients that are not finite", unfinished, 0),
     ]
 
 
 def ask_nemo(path: Path, nemo_python: str) -> Numbers:
-    """NeMo's numbers for the file, by an interpreter that has NeMo."""
+    """NeMo's numbers for the file, computed by an interpreter that has NeMo."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "nemo.npz"
         command = [nemo_python, str(Path(stages.__file__)), str(path.absolute()), str(out)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
         except OSError as error:
-            raise ValueError(f"{nemo_python}: not an interpreter that can be run: {error.strerror}.") from error
+            raise ValueError(f"{nemo_python}: cannot be run as an interpreter: {error.strerror}.") from error
         if done.returncode != 0 or not out.is_file():
-            said = (done.stderr.strip() or "it said nothing").splitlines()[-1]
-            raise RuntimeError(f"{path}: NeMo could not run it (exit code {done.returncode}): {said}")
+            last_line = (done.stderr.strip() or "no output").splitlines()[-1]
+            raise RuntimeError(f"{path}: NeMo could not run it (exit code {done.returncode}): {last_line}")
         return _arrays(out)
 
 
@@ -150,13 +155,13 @@ def _recorded_batch(recorded: Path) -> tuple[torch.Tensor, torch.Tensor, torch.T
     arrays = _arrays(path)
     absent = {"audio", "noisy", "audio_len"} - arrays.keys()
     if absent:
-        raise ValueError(f"{path}: holds no {', '.join(sorted(absent))}.")
+        raise ValueError(f"{path}: has no {', '.join(sorted(absent))}.")
     clean, noisy, lengths = (torch.from_numpy(arrays[key]) for key in ("audio", "noisy", "audio_len"))
     return clean, noisy, lengths
 
 
 def _arrays(path: Path) -> Numbers:
-    """The arrays of an `.npz` file."""
+    """Read the arrays in an `.npz` file."""
     try:
         with np.load(path) as arrays:
             return dict(arrays)
@@ -173,7 +178,7 @@ def _largest(ours: NDArray[Any], nemo: NDArray[Any]) -> float:
 
 
 def _wrong_tokens(model: EncDecMaskedTokenPredModel, ours: Numbers, nemo: Numbers) -> int:
-    """Tokens that differ where there is audio; in the padding NeMo's are ties of a zero vector."""
+    """Tokens that differ where there is audio; in the padding, NeMo's are ties of a zero vector."""
     if ours["tokens"].shape != nemo["tokens"].shape:
         return int(nemo["tokens"].size)
     post_conv = model.pre_encoder is not None
@@ -184,7 +189,7 @@ def _wrong_tokens(model: EncDecMaskedTokenPredModel, ours: Numbers, nemo: Number
 
 
 def _gradients(ours: Numbers, nemo: Numbers) -> float:
-    """The largest difference of a gradient, relative to its norm or a thousandth of the largest norm."""
+    """The largest difference of a gradient, relative to its norm or to a thousandth of the largest norm."""
     names = {key for key in nemo if key.startswith("grad/")}
     if names != {key for key in ours if key.startswith("grad/")}:
         return float("inf")
@@ -194,3 +199,33 @@ def _gradients(ours: Numbers, nemo: Numbers) -> float:
     least = 1e-3 * max(norms.values(), default=0.0) + 1e-30
     differences = (float(np.linalg.norm(ours[name] - nemo[name])) / max(norms[name], least) for name in names)
     return max(differences, default=0.0)
+
+
+def write_report(path: Path, results: list[Verification]) -> None:
+    """Write the page: what was measured, what equals NeMo, and what differs on purpose."""
+    alignment = resources.files("nest_ssl.verify").joinpath("alignment.md").read_text(encoding="utf-8")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    replace_text(path, alignment.replace("{measured}", measured(results)))
+
+
+def measured(results: list[Verification]) -> str:
+    """The tables for all verified files."""
+    versions = f"nest-ssl {__version__}, torch {torch.__version__}, numpy {np.__version__}, {platform.machine()}"
+    parts = [f"Written by `nest-ssl verify --report` on {datetime.date.today()} with {versions}."]
+    parts += [file_table(result) for result in results]
+    return "\n\n".join(parts)
+
+
+def file_table(result: Verification) -> str:
+    against = f"compared with {result.against}" if result.against else "checked without NeMo's numbers"
+    lines = [
+        f"**`{Path(result.file).name}`**, {against}:",
+        "",
+        "| stage | what | largest difference | allowed | |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {c.stage} | {c.what} | {c.difference:.2g} | {c.allowed:g} | {'ok' if c.passed else '**differs**'} |"
+        for c in result.checks
+    ]
+    return "\n".join(lines)

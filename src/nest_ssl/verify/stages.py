@@ -1,7 +1,7 @@
-"""Numbers of every stage of a NEST model, by the interface that NeMo's and ours share.
+"""The numbers of every stage of a NEST model, through the interface that NeMo's model and ours share.
 
-Run as a program by an interpreter that has NeMo, this file asks NeMo: `python stages.py MODEL.nemo OUT.npz`.
-It imports nothing of this package, so that it can.
+As a program in an interpreter with NeMo, this file computes NeMo's numbers: `python stages.py MODEL.nemo OUT.npz`.
+Therefore it imports nothing from this package.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ def stage_numbers(model: Any, batch: tuple[torch.Tensor, torch.Tensor, torch.Ten
 
 
 def fixed_mask(model: Any, masks: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """(B, 1, T): six tokens of each row, which is all that the loss asks of a mask."""
+    """A mask (B, 1, T) over six tokens of each row: all that the loss needs."""
     frames = masks.shape[2]
     if model.pre_encoder is not None:
-        frames = tokens.shape[1]  # NeMo 2.7.3 returns (B, T, D) here, and its loss takes (B, D, T)
+        frames = tokens.shape[1]  # NeMo 2.7.3 returns (B, T, D) here, but its loss expects (B, D, T)
     per_token = max(1, frames // tokens.shape[1])
     mask = torch.zeros(masks.shape[0], 1, frames)
     for row, start in enumerate((1, 5, 2)):
@@ -77,14 +77,14 @@ def fixed_mask(model: Any, masks: torch.Tensor, tokens: torch.Tensor) -> torch.T
 
 
 def masked_loss(model: Any, mask: Any, log_probs: Any, tokens: Any, encoded_len: Any) -> Any:
-    # Causal subsampling can give one frame more than there are tokens; NeMo 2.7.3's loss raises then.
+    # Causal subsampling can give one frame more than there are tokens; NeMo 2.7.3's loss then raises.
     return model.loss(
         masks=mask, decoder_outputs=log_probs[:, : tokens.shape[1]], targets=tokens, decoder_lengths=encoded_len
     )
 
 
 def silence_randomness(model: Any) -> None:
-    """No dropout and no stochastic depth, so that two programs can be compared in training mode."""
+    """Disable dropout and stochastic depth, so that two programs can be compared in training mode."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
@@ -100,7 +100,7 @@ def ask_nemo(path: str, out: str) -> None:
     kind = EncDecDenoiseMaskedTokenPredModel if denoising else EncDecMaskedTokenPredModel
     model = kind.restore_from(path, map_location="cpu")
     if model.pre_encoder is not None:
-        # NeMo 2.7.3 hands (B, D, T) to a module that takes (B, T, D) and raises; compare with what it meant.
+        # NeMo 2.7.3 passes (B, D, T) to a module that expects (B, T, D) and raises; compare with what was intended.
         subsample, mels = model.pre_encoder.pre_encode, model.cfg.preprocessor.features
         forward = subsample.forward
         subsample.forward = lambda x, lengths: forward(x if x.shape[2] == mels else x.transpose(1, 2), lengths)

@@ -1,1 +1,1 @@
-"""The beacon, the monitor, and what they say of a rank that stalls."""
+"""Who stalls, where and why: the beacon that ranks write, the monitor that reads it, its judgement and its report."""

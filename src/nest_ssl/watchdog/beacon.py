@@ -1,8 +1,12 @@
-"""The beacon: a memory-mapped file of a node in which every rank keeps where it is.
+"""The beacon: a memory-mapped file, one per node, into which every rank writes where it is.
 
-A rank writes (step, stage, part, time) into its slot, a loader process the path it is reading; the monitor looks.
-Nobody waits for anybody: a write is a few machine words into shared memory, measured at 0.5 µs. All times are
-CLOCK_MONOTONIC in nanoseconds, which the processes of a node share.
+A rank writes (step, stage, part, time) into its slot, a DataLoader worker the path it is reading;
+the monitor looks. No process waits for another: a write is a few machine words into shared memory,
+measured at 0.5 µs. All times are CLOCK_MONOTONIC in nanoseconds, which all processes of a node share.
+
+`Beacon` is the file and everything that is read from it, `RankMark` and `WorkerMark` are the writers
+that ranks and workers call thousands of times a second. The durations of stages are counted in
+quarter-octave buckets: a count costs one increment, and a quantile is right to 25 %.
 """
 
 from __future__ import annotations
@@ -11,13 +15,14 @@ import mmap
 import os
 import struct
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from pathlib import Path
 
-from nest_ssl.watchdog.histogram import NUM_BUCKETS
-from nest_ssl.watchdog.stages import Stage
-from nest_ssl.watchdog.system import is_still
+from nest_ssl.watchdog.rank import RankState, Stage
+from nest_ssl.watchdog.system import birthmark, is_still
+
+# ---- layout: header, rank slots, histograms, worker slots ----
 
 MAGIC = b"nestbcn2"
 HEADER_BYTES = 4096
@@ -25,36 +30,65 @@ RANK_BYTES = 256
 WORKER_BYTES = 1024
 PATH_BYTES = 960
 NUM_STAGES = len(Stage)
+NUM_BUCKETS = 192
+"""Four to an octave: up to 2^48 ns, three days."""
 HISTOGRAM_BYTES = 4 * NUM_STAGES * NUM_BUCKETS
 
+INT32 = struct.Struct("<i")
+INT = struct.Struct("<q")
+UINT = struct.Struct("<Q")
 HEADER = struct.Struct("<8sIIII")  # magic, local ranks, first rank, workers per rank, world size
 EVIDENCE_REQUEST, STOP_STEP, STOP_SIGNAL, MONITOR_BEAT, OWNER, OUTCOME = 64, 72, 80, 88, 96, 104
+
 RECORD = struct.Struct("<qiiQ")  # step, stage, part, since
 FACTS = struct.Struct("<qiiQQqQ")  # pid, state, stop signal, heartbeat, evidence given, exit status, steps done
 FACTS_AT = 64
+PID_AT, STATE_AT, STOP_AT, BEAT_AT, GIVEN_AT, STATUS_AT, STEPS_AT = (FACTS_AT + at for at in (0, 8, 12, 16, 24, 32, 40))
+
 WORKER = struct.Struct("<qiiQQQI")  # pid, number, is reading, since, files read, birthmark, length of the path
+IS_READING_AT = 12
 
 NO_STEP = -1
 NO_STATUS = -(2**31)
-INT = struct.Struct("<q")
-UINT = struct.Struct("<Q")
 
 
-class RankState(IntEnum):
-    """What a rank says of itself."""
+# ---- histograms of durations ----
 
-    ABSENT = 0
-    RUNNING = 1
-    FAILED = 2
-    """An exception ended it; the folder of the beacon has its traceback."""
-    FINISHED = 3
-    STOPPED = 4
-    """It left at the agreed step."""
+
+def bucket_of(duration_ns: int) -> int:
+    """Return the bucket of a duration; bucket b holds what is below upper_edge_ns(b) and not below that of b - 1."""
+    octave = duration_ns.bit_length()
+    if octave <= 3:
+        return max(duration_ns, 0)
+    return min(4 * octave + ((duration_ns >> (octave - 3)) & 3), NUM_BUCKETS - 1)
+
+
+def upper_edge_ns(bucket: int) -> int:
+    if bucket < 8:
+        return bucket + 1
+    octave, quarter = divmod(bucket, 4)
+    return (5 + quarter) << max(octave - 3, 0)
+
+
+def quantile_ns(counts: Sequence[int], share: float) -> int | None:
+    """Return a duration that at least `share` of the counted ones do not exceed; None if there are none."""
+    total = sum(counts)
+    if total == 0:
+        return None
+    seen = 0
+    for bucket, count in enumerate(counts):
+        seen += count
+        if seen >= share * total:
+            return upper_edge_ns(bucket)
+    raise AssertionError("the counts of all buckets add up to the total")
+
+
+# ---- reading ----
 
 
 @dataclass(frozen=True)
 class RankSlot:
-    """What stands in a rank's slot."""
+    """The content of a rank's slot."""
 
     rank: int
     step: int
@@ -67,15 +101,15 @@ class RankSlot:
     heartbeat_ns: int
     evidence_given: int
     exit_status: int | None
-    """Of the process, as its parent saw it: a code, or minus the number of a signal."""
+    """The exit status its parent saw: a code, or minus the number of a signal."""
     steps_done: int
 
 
 @dataclass(frozen=True)
 class WorkerSlot:
-    """What stands in a loader process's slot. Number -1: the rank itself reads, without loader processes.
+    """The content of a DataLoader worker's slot. Number -1: the rank itself reads, without workers.
 
-    Slots are not cleared: the process may have ended long ago, and its number may be another's by now.
+    Slots are not cleared: the process may have ended long ago, and its pid may belong to another one now.
     """
 
     pid: int
@@ -83,7 +117,7 @@ class WorkerSlot:
     is_reading: bool
     since_ns: int
     birthmark: int
-    """Of the process, as `system.birthmark` has it."""
+    """What `system.birthmark` returned for the process."""
     path: str
 
     @property
@@ -93,7 +127,7 @@ class WorkerSlot:
 
 
 class Beacon:
-    """The file, mapped. Any process of the node may open it."""
+    """The mapped file. Any process of the node may open it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -106,7 +140,7 @@ class Beacon:
 
     @classmethod
     def create(cls, path: Path, *, local_ranks: int, first_rank: int, world_size: int, workers_per_rank: int) -> Beacon:
-        """A new file; every slot is empty."""
+        """Make a new file with empty slots."""
         size = HEADER_BYTES + local_ranks * (RANK_BYTES + HISTOGRAM_BYTES + workers_per_rank * WORKER_BYTES)
         temporary = path.with_suffix(".tmp")
         with temporary.open("wb") as file:
@@ -116,7 +150,7 @@ class Beacon:
                 os.posix_fallocate(file.fileno(), 0, size)  # a full /dev/shm is an error now, not a SIGBUS later
             else:
                 file.truncate(size)
-        os.replace(temporary, path)  # whoever finds the file finds it whole
+        os.replace(temporary, path)  # whoever finds the file finds all of it
         beacon = cls(path)
         INT.pack_into(beacon.map, OWNER, os.getpid())
         beacon.stop_step = NO_STEP
@@ -125,7 +159,12 @@ class Beacon:
             beacon.set_exit_status(local_rank, NO_STATUS)
         return beacon
 
-    # ---- places ----
+    @property
+    def folder(self) -> Path:
+        """The folder of the beacon and of the files that ranks write next to it."""
+        return self.path.parent
+
+    # ---- offsets ----
 
     def rank_at(self, local_rank: int) -> int:
         return HEADER_BYTES + local_rank * RANK_BYTES
@@ -137,11 +176,11 @@ class Beacon:
         first = HEADER_BYTES + self.local_ranks * (RANK_BYTES + HISTOGRAM_BYTES)
         return first + (local_rank * self.workers_per_rank + number) * WORKER_BYTES
 
-    # ---- what is said to all ranks ----
+    # ---- what concerns all ranks ----
 
     @property
     def stop_step(self) -> int:
-        """Every rank saves and leaves after this step; NO_STEP: none is agreed."""
+        """The step after which every rank saves and leaves; NO_STEP: none is agreed."""
         return int(INT.unpack_from(self.map, STOP_STEP)[0])
 
     @stop_step.setter
@@ -150,7 +189,7 @@ class Beacon:
 
     @property
     def stop_signal(self) -> int:
-        """The signal with which the launcher was asked to stop; 0: none."""
+        """The signal that asked the launcher to stop; 0: none."""
         return int(INT.unpack_from(self.map, STOP_SIGNAL)[0])
 
     @stop_signal.setter
@@ -159,7 +198,7 @@ class Beacon:
 
     @property
     def outcome(self) -> int | None:
-        """The exit code with which the monitor has ended the job; None: it has not."""
+        """The exit code with which the monitor ended the job; None: it has not."""
         code = int(INT.unpack_from(self.map, OUTCOME)[0])
         return None if code == NO_STATUS else code
 
@@ -180,29 +219,24 @@ class Beacon:
         UINT.pack_into(self.map, MONITOR_BEAT, time.monotonic_ns())
 
     @property
-    def folder(self) -> Path:
-        """Of the beacon and of what ranks write beside it."""
-        return self.path.parent
-
-    @property
     def evidence_request(self) -> int:
         return int(UINT.unpack_from(self.map, EVIDENCE_REQUEST)[0])
 
     def request_evidence(self) -> int:
-        """Ask every rank to write what it alone knows into the beacon's folder; the number of the request."""
+        """Ask every rank to write what only it knows into the beacon's folder; return the number of the request."""
         number = self.evidence_request + 1
         UINT.pack_into(self.map, EVIDENCE_REQUEST, number)
         return number
 
+    # ---- one rank, as its launcher and the monitor see it ----
+
     def set_pid(self, local_rank: int, pid: int) -> None:
-        """Of a rank that was started now and has not said anything yet."""
+        """Note a rank that was just started and has not written anything yet."""
         RECORD.pack_into(self.map, self.rank_at(local_rank), 0, Stage.INIT, 0, time.monotonic_ns())
-        INT.pack_into(self.map, self.rank_at(local_rank) + FACTS_AT, pid)
+        INT.pack_into(self.map, self.rank_at(local_rank) + PID_AT, pid)
 
     def set_exit_status(self, local_rank: int, status: int) -> None:
-        INT.pack_into(self.map, self.rank_at(local_rank) + FACTS_AT + 32, status)
-
-    # ---- what ranks say ----
+        INT.pack_into(self.map, self.rank_at(local_rank) + STATUS_AT, status)
 
     def rank(self, local_rank: int) -> RankSlot:
         at = self.rank_at(local_rank)
@@ -227,7 +261,7 @@ class Beacon:
         )
 
     def workers(self, local_rank: int) -> list[WorkerSlot]:
-        """Loader processes that have begun to read, in the order of their slots."""
+        """Return the workers that have begun to read, in the order of their slots."""
         found = []
         for number in range(self.workers_per_rank):
             at = self.worker_at(local_rank, number)
@@ -239,6 +273,90 @@ class Beacon:
         return found
 
     def durations(self, local_rank: int, stage: Stage) -> list[int]:
-        """Counts of the times a step spent in `stage`, by bucket."""
+        """Return how often a step spent how long in `stage`, by bucket."""
         at = self.histogram_at(local_rank) + 4 * stage * NUM_BUCKETS
         return list(struct.unpack_from(f"<{NUM_BUCKETS}I", self.map, at))
+
+
+# ---- writing ----
+
+
+class RankMark:
+    """The writer of one rank's slot. Only that rank's main thread calls `enter`."""
+
+    def __init__(self, beacon: Beacon, local_rank: int) -> None:
+        self.beacon, self.local_rank = beacon, local_rank
+        self.step = 0
+        self._map, self._at = beacon.map, beacon.rank_at(local_rank)
+        histogram_at = beacon.histogram_at(local_rank)
+        self._counts = memoryview(beacon.map)[histogram_at : histogram_at + HISTOGRAM_BYTES].cast("I")
+        self._spent_ns = [0] * NUM_STAGES
+        self._stage = int(Stage.INIT)
+        self._since_ns = time.monotonic_ns()
+        self._steps_done = 0
+
+    def take(self) -> None:
+        """Make this process the rank from now on."""
+        INT.pack_into(self._map, self._at + PID_AT, os.getpid())
+        INT.pack_into(self._map, self._at + STATUS_AT, NO_STATUS)
+        self.state = RankState.RUNNING
+        self.beat()
+        self.enter(Stage.INIT, 1)
+
+    def enter(self, stage: int, part: int = 0) -> None:
+        """Note that the rank is in `stage` from now on."""
+        now_ns = time.monotonic_ns()
+        self._spent_ns[self._stage] += now_ns - self._since_ns
+        self._stage, self._since_ns = stage, now_ns
+        RECORD.pack_into(self._map, self._at, self.step, stage, part, now_ns)
+
+    def finish_step(self, step: int, *, counts: bool = True) -> None:
+        """End a step or a validation batch: count how long its stages took, unless `counts` is false (a first one)."""
+        for stage, spent_ns in enumerate(self._spent_ns):
+            if spent_ns and counts:
+                self._counts[stage * NUM_BUCKETS + bucket_of(spent_ns)] += 1
+            self._spent_ns[stage] = 0
+        self.step = step
+        if self._stage != Stage.VALIDATION:
+            self._steps_done += 1
+            UINT.pack_into(self._map, self._at + STEPS_AT, self._steps_done)
+
+    @property
+    def state(self) -> RankState:
+        return RankState(INT32.unpack_from(self._map, self._at + STATE_AT)[0])
+
+    @state.setter
+    def state(self, state: RankState) -> None:
+        INT32.pack_into(self._map, self._at + STATE_AT, state)
+
+    def ask_to_stop(self, signal_number: int) -> None:
+        """Note the signal that asked this rank to stop; safe in a signal handler."""
+        INT32.pack_into(self._map, self._at + STOP_AT, signal_number)
+
+    def beat(self) -> None:
+        UINT.pack_into(self._map, self._at + BEAT_AT, time.monotonic_ns())
+
+    def gave_evidence(self, number: int) -> None:
+        UINT.pack_into(self._map, self._at + GIVEN_AT, number)
+
+
+class WorkerMark:
+    """The writer of the slot of one process that reads files for a rank."""
+
+    def __init__(self, beacon: Beacon, local_rank: int, slot: int, number: int) -> None:
+        self._map, self._at = beacon.map, beacon.worker_at(local_rank, slot)
+        self._pid, self._number, self._files = os.getpid(), number, 0
+        self._birthmark = birthmark(self._pid)
+
+    def reads(self, path: str) -> None:
+        raw = path.encode(errors="replace")
+        raw = raw if len(raw) <= PATH_BYTES else raw[-PATH_BYTES:]  # the end of a path says more than its start
+        self._files += 1
+        start = self._at + WORKER.size
+        self._map[start : start + len(raw)] = raw
+        facts = (self._pid, self._number, 1, time.monotonic_ns(), self._files, self._birthmark, len(raw))
+        WORKER.pack_into(self._map, self._at, *facts)
+
+    def rests(self) -> None:
+        """Note that the batch is made and nothing is being read."""
+        INT32.pack_into(self._map, self._at + IS_READING_AT, 0)

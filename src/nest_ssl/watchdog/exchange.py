@@ -1,7 +1,7 @@
-"""Monitors of several nodes: node 0 leads, the others tell it their rows and do what it says.
+"""The exchange between monitors of several nodes: node 0 leads, the others report their rows and obey its orders.
 
-Lines of JSON over plain sockets rather than torch's TCPStore: the monitor stays free of torch, and a leader that is
-gone is seen as a closed connection. One message per look, a few kilobytes per node.
+It uses lines of JSON over plain sockets rather than torch's TCPStore: the monitor stays free of torch, and a leader
+that is gone shows as a closed connection. There is one message per look, a few kilobytes per node.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from nest_ssl.watchdog.judge.failure import Failure
 from nest_ssl.watchdog.judge.flight import Collective, Flight
-from nest_ssl.watchdog.report.failure import Failure
 from nest_ssl.watchdog.rows import RankRow
 
 TIMEOUT_S = 2.0
-HEARD_WITHIN_S = 5.0
-"""A node that has said nothing for longer is lost."""
+CONTACT_LOST_S = 5.0
+"""Contact with a node that has been silent for longer than this is lost."""
 
 
 @dataclass
 class Orders:
-    """What the leader wants of every node."""
+    """What the leader wants every node to do."""
 
     stop_step: int = -1
     evidence_request: int = 0
@@ -36,8 +36,8 @@ class Orders:
 
 
 @dataclass
-class Told:
-    """What a node has told last."""
+class NodeReport:
+    """What a node reports at every look."""
 
     rows: list[RankRow] = field(default_factory=list)
     failures: dict[int, Failure] = field(default_factory=dict)
@@ -47,20 +47,20 @@ class Told:
     at: float = 0.0
 
 
-def encode(told: Told) -> dict[str, Any]:
+def encode(report: NodeReport) -> dict[str, Any]:
     return {
-        "rows": [row.to_json() for row in told.rows],
-        "failures": [asdict(failure) for failure in told.failures.values()],
+        "rows": [row.to_json() for row in report.rows],
+        "failures": [asdict(failure) for failure in report.failures.values()],
         "flights": {
             rank: {group: [asdict(call) for call in calls.values()] for group, calls in flight.items()}
-            for rank, flight in told.flights.items()
+            for rank, flight in report.flights.items()
         },
-        "evidence_given": told.evidence_given,
-        "stop_signal": told.stop_signal,
+        "evidence_given": report.evidence_given,
+        "stop_signal": report.stop_signal,
     }
 
 
-def decode(message: dict[str, Any]) -> Told:
+def decode(message: dict[str, Any]) -> NodeReport:
     def collective(call: dict[str, Any]) -> Collective:
         return Collective(**call | {"sizes": tuple(tuple(size) for size in call["sizes"])})
 
@@ -69,7 +69,7 @@ def decode(message: dict[str, Any]) -> Told:
         for rank, flight in message["flights"].items()
     }
     failures = [Failure(**failure) for failure in message["failures"]]
-    return Told(
+    return NodeReport(
         rows=[RankRow.from_json(row) for row in message["rows"]],
         failures={failure.rank: failure for failure in failures},
         flights=flights,
@@ -80,19 +80,19 @@ def decode(message: dict[str, Any]) -> Told:
 
 
 class Leader:
-    """Node 0's end. Each node has a thread that keeps what it told last and answers with the orders."""
+    """Node 0's end. One thread per node keeps its last report and answers with the orders."""
 
     def __init__(self, port: int, job: str) -> None:
         self.orders = Orders()
         self.job = job
-        self._nodes: dict[int, Told] = {}
+        self._nodes: dict[int, NodeReport] = {}
         self._lock = threading.Lock()
         leader = self
 
         class Handler(socketserver.StreamRequestHandler):
             def handle(self) -> None:
                 for line in self.rfile:
-                    answer = leader._hear(json.loads(line))
+                    answer = leader._receive(json.loads(line))
                     self.wfile.write((json.dumps(answer) + "\n").encode())
 
         class Server(socketserver.ThreadingTCPServer):
@@ -102,35 +102,35 @@ class Leader:
         self._server = Server(("", port), Handler)
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
-    def _hear(self, message: dict[str, Any]) -> dict[str, Any]:
+    def _receive(self, message: dict[str, Any]) -> dict[str, Any]:
         if message["job"] == self.job:
             with self._lock:
                 self._nodes[message["node"]] = decode(message)
             return asdict(self.orders)
-        return asdict(Orders())  # of another job that uses the same port
+        return asdict(Orders())  # a node of another job that uses the same port
 
-    def _told(self) -> dict[int, Told]:
+    def _reports(self) -> list[NodeReport]:
         with self._lock:
-            return dict(self._nodes)
+            return list(self._nodes.values())
 
     def rows(self) -> list[RankRow]:
-        """Of all other nodes; ranks of a node that is not heard of any more count as gone."""
+        """Return the rows of all other nodes; the ranks of a node without contact count as gone."""
         rows = []
-        for told in self._told().values():
-            lost = time.monotonic() - told.at > HEARD_WITHIN_S
-            rows += [dataclasses.replace(row, process="", is_lost=True) if lost else row for row in told.rows]
+        for report in self._reports():
+            lost = time.monotonic() - report.at > CONTACT_LOST_S
+            rows += [dataclasses.replace(row, process="", is_lost=True) if lost else row for row in report.rows]
         return rows
 
     def failures(self) -> dict[int, Failure]:
-        return {rank: failure for told in self._told().values() for rank, failure in told.failures.items()}
+        return {rank: failure for report in self._reports() for rank, failure in report.failures.items()}
 
     def flights(self, request: int) -> dict[int, Flight]:
-        """What was given for this request."""
-        given = [told for told in self._told().values() if told.evidence_given >= request]
-        return {rank: flight for told in given for rank, flight in told.flights.items()}
+        """Return the flight recorders that nodes have sent for this request."""
+        given = [report for report in self._reports() if report.evidence_given >= request]
+        return {rank: flight for report in given for rank, flight in report.flights.items()}
 
     def stop_signal(self) -> int:
-        return max((told.stop_signal for told in self._told().values()), default=0)
+        return max((report.stop_signal for report in self._reports()), default=0)
 
     def close(self) -> None:
         self._server.shutdown()
@@ -138,34 +138,34 @@ class Leader:
 
 
 class Follower:
-    """Another node's end."""
+    """The end of any other node."""
 
     def __init__(self, address: str, port: int, job: str, node: int, patience_s: float) -> None:
         self.address, self.port, self.job, self.node = address, port, job, node
-        self._first_word_until = time.monotonic() + patience_s
+        self._first_answer_until = time.monotonic() + patience_s
         self._socket: socket.socket | None = None
         self._answers: Any = None
-        self._heard_at: float | None = None
+        self._answered_at: float | None = None
 
     @property
     def has_lost_leader(self) -> bool:
-        """It was there, and is not any more; or it never came."""
-        until = self._first_word_until if self._heard_at is None else self._heard_at + HEARD_WITHIN_S
+        """Whether the leader stopped answering, or never started to."""
+        until = self._first_answer_until if self._answered_at is None else self._answered_at + CONTACT_LOST_S
         return time.monotonic() > until
 
-    def tell(self, told: Told) -> Orders | None:
-        """Tell the leader; its orders, or None if it cannot be reached now."""
+    def send(self, report: NodeReport) -> Orders | None:
+        """Report to the leader; return its orders, or None if it cannot be reached now."""
         try:
             if self._socket is None:
                 self._socket = socket.create_connection((self.address, self.port), TIMEOUT_S)
                 self._answers = self._socket.makefile("r")
-            message = {"job": self.job, "node": self.node, **encode(told)}
+            message = {"job": self.job, "node": self.node, **encode(report)}
             self._socket.sendall((json.dumps(message) + "\n").encode())
             orders = Orders(**json.loads(self._answers.readline()))
-        except (OSError, ValueError, TypeError):  # nobody there, or somebody else has this port
+        except (OSError, ValueError, TypeError):  # nobody is there, or another program has this port
             self._drop()
             return None
-        self._heard_at = time.monotonic()
+        self._answered_at = time.monotonic()
         return orders
 
     def _drop(self) -> None:

@@ -1,8 +1,8 @@
-"""The monitor: one process per node, beside the ranks, that looks four times a second and never takes part.
+"""The monitor: one process per node, outside the ranks, that looks four times a second and never takes part.
 
-It names the rank that stands still, keeps evidence, ends the job, and agrees the step at which all ranks stop when
-one is asked to. It imports no torch: it starts in a tenth of a second and cannot be caught in what it watches.
-Of several nodes, the monitor of node 0 judges; the others tell it what they see and do what it says.
+It names the rank that stalls, keeps evidence, ends the job, and chooses the step at which all ranks stop when one is
+asked to. It imports no torch: it starts in a tenth of a second and cannot hang in what it watches. With several
+nodes, the monitor of node 0 judges; the others report what they see and do what it orders.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from nest_ssl.launch.exit_codes import NEEDS_A_PERSON, RESUMABLE
-from nest_ssl.watchdog.beacon import NO_STEP, RankState
-from nest_ssl.watchdog.exchange import Follower, Leader, Told
+from nest_ssl.run_folder import INCIDENTS
+from nest_ssl.watchdog.beacon import NO_STEP
+from nest_ssl.watchdog.exchange import Follower, Leader, NodeReport
 from nest_ssl.watchdog.judge.blame import (
+    Slow,
     Verdict,
+    find_slow,
     is_suspicious,
     judge_abort,
     judge_dead,
@@ -27,31 +29,35 @@ from nest_ssl.watchdog.judge.blame import (
     with_last_calls,
 )
 from nest_ssl.watchdog.judge.flight import Flight
-from nest_ssl.watchdog.judge.slow import Slow, find_slow
 from nest_ssl.watchdog.node import EVIDENCE_WAIT_S, Node
-from nest_ssl.watchdog.report import words
-from nest_ssl.watchdog.report.incident import FOLDER, exit_code_of, incident_name, make_incident, write_incident
+from nest_ssl.watchdog.rank import NEEDS_A_PERSON, RESUMABLE, RankState, Stage
+from nest_ssl.watchdog.report.incident import (
+    exit_code_of,
+    headline,
+    incident_name,
+    make_incident,
+    write_incident,
+)
+from nest_ssl.watchdog.report.status import Settings
 from nest_ssl.watchdog.rows import RankRow, absent_row
-from nest_ssl.watchdog.stages import Stage
-from nest_ssl.watchdog.status import Settings
-from nest_ssl.watchdog.system import die_with_parent, say, within
+from nest_ssl.watchdog.system import die_with_parent, say, signal_name, within
 
 LOOK_EVERY_S = 0.25
 SETTLE_S = 0.3
-"""After the first sign of a death: others may have failed before, and their words are on the way."""
+"""How long to wait after the first sign of a death: other ranks may have failed earlier and be about to report."""
 LOST_PEER_S = 2.0
 STOP_MARGIN = 2
-"""Steps between the decision to stop and the stop: no rank can have passed it when it learns of it."""
+"""Steps between the decision to stop and the stop, so that no rank has passed the stop before it learns of it."""
 OTHER_NODES_S = 2.0
-"""The same in time, for the word to reach other nodes."""
+"""Time that the decision to stop needs to reach other nodes."""
 REPORT_S = 20.0
-"""A report that takes longer is not waited for: the disk does not answer."""
+"""A report that takes longer than this is given up: the disk does not respond."""
 WARN_FROM_S = 10.0
-"""A warning comes at half the limit, unless that is shorter than this."""
+"""A warning is printed at half the limit, unless that is shorter than this."""
 
 
 class Monitor:
-    """Looks, judges, reports, ends: for one node, or for all of them."""
+    """Observes, judges, reports and ends: for one node, or for all of them."""
 
     def __init__(self, settings: Settings, leader: Leader | None = None) -> None:
         self.settings, self.leader = settings, leader
@@ -64,7 +70,7 @@ class Monitor:
         self._started: tuple[float, int] | None = None
 
     def run(self) -> int:
-        """Until all ranks have left, or the job is ended; the exit code for the job."""
+        """Watch until all ranks have left or the job is ended; return the job's exit code."""
         while True:
             self.node.beacon.beat_monitor()
             rows = self._rows()
@@ -78,7 +84,7 @@ class Monitor:
             time.sleep(LOOK_EVERY_S)
 
     def _rows(self) -> list[RankRow]:
-        """All ranks now; before the first step also those of nodes that nobody has heard of."""
+        """Return all ranks now; before the first step also those of nodes that have not reported yet."""
         rows = self.node.rows() + (self.leader.rows() if self.leader is not None else [])
         if any(row.stage is Stage.INIT and row.is_active for row in rows):
             known = {row.rank for row in rows}
@@ -91,7 +97,7 @@ class Monitor:
         return rows
 
     def _look(self, rows: list[RankRow]) -> int | None:
-        """One look; an exit code when the job is over."""
+        """Take one look; return an exit code when the job is over."""
         dead = self._dead(rows)
         if dead is not None:
             if dead.kind == "died" and dead.row.exit_status == -signal.SIGABRT:
@@ -102,7 +108,7 @@ class Monitor:
         if self._dead_since is None and self.settings.judges:
             if is_suspicious(rows, self.settings.floor_s):
                 flights = self._flights(rows)
-                # That took a moment: who has moved on since then is not stalled.
+                # That took a moment: a rank that has moved on since then is not stalled.
                 verdict = judge_stalled(self._rows(), flights, self.settings.floor_s)
                 if verdict is not None and (code := self._stalled(verdict)) is not None:
                     return code
@@ -116,7 +122,7 @@ class Monitor:
             return self.node.flights(own)
         self.leader.orders.evidence_request += 1
         flights = self.node.flights(own)
-        time.sleep(EVIDENCE_WAIT_S + LOOK_EVERY_S)  # the others look, ask their ranks, and tell at their next look
+        time.sleep(EVIDENCE_WAIT_S + LOOK_EVERY_S)  # the others ask their ranks, and report at their next look
         return flights | self.leader.flights(self.leader.orders.evidence_request)
 
     # ---- dead ----
@@ -137,7 +143,7 @@ class Monitor:
         failure = verdict.failure
         if failure is not None and failure.is_plain and verdict.row.stage is Stage.INIT:
             who = "" if len(rows) == 1 else f"rank {failure.rank}: "
-            say(f"nest-ssl: {who}{failure.message}")  # as without ranks: the message says all
+            say(f"nest-ssl: {who}{failure.message}")  # as with a single process: the message says it all
             return self._leave(NEEDS_A_PERSON, None, None)
         return self._leave(exit_code_of(verdict), self._report(verdict), verdict)
 
@@ -155,13 +161,13 @@ class Monitor:
     # ---- report and end ----
 
     def _report(self, verdict: Verdict) -> str:
-        """Ten lines to the terminal and to a file, evidence to its folder; the name of the incident."""
+        """Write ten lines to the terminal and to a file, and the evidence; return the incident's name."""
         name = incident_name(verdict)
         try:
             within(REPORT_S, lambda: self._say_and_keep(verdict, name))
-        except Exception as error:  # whatever keeps the report from being made, the job must be ended
-            say(f"nest-ssl: {words.headline(verdict)}")
-            say(f"nest-ssl: {self.run_dir / FOLDER / name}: the evidence could not be written: {error}")
+        except Exception as error:  # the job must be ended, whatever prevents the report
+            say(f"nest-ssl: {headline(verdict)}")
+            say(f"nest-ssl: {self.run_dir / INCIDENTS / name}: the evidence could not be written: {error}")
         return name
 
     def _say_and_keep(self, verdict: Verdict, name: str) -> None:
@@ -171,7 +177,7 @@ class Monitor:
         if failure is not None and failure.traceback and not failure.is_plain and not failure.is_lost_peer:
             say(failure.short_traceback)
         say(incident.text)
-        folder = self.run_dir / FOLDER / name
+        folder = self.run_dir / INCIDENTS / name
         try:
             write_incident(incident, self.run_dir)
             self.node.keep_evidence(folder)
@@ -187,7 +193,7 @@ class Monitor:
             self.leader.orders.end = content
         self.node.end(content)
         if self.leader is not None:
-            time.sleep(3 * LOOK_EVERY_S)  # for the others to hear of it
+            time.sleep(3 * LOOK_EVERY_S)  # so that the other nodes receive the order
         return code
 
     # ---- warnings ----
@@ -200,7 +206,7 @@ class Monitor:
                 self._reported.add(key)
                 say(
                     f"nest-ssl: warning: rank {row.rank} has been in {row.place} of step {row.step} for "
-                    f"{row.in_stage_s:.0f} s; at {row.limit_s:.0f} s it counts as stalled"
+                    f"{row.in_stage_s:.0f} s; after {row.limit_s:.0f} s it counts as stalled"
                 )
 
     def _warn_slow(self) -> None:
@@ -217,7 +223,7 @@ class Monitor:
     # ---- stopping together ----
 
     def _stop(self, rows: list[RankRow]) -> int | None:
-        """Agree the step after which all ranks save and leave, once one of them or a launcher was asked to stop."""
+        """Choose the step after which all ranks save and exit, once one of them or a launcher is asked to stop."""
         step_now = max(row.step for row in rows)
         if self._started is None and step_now > 0:
             self._started = (time.monotonic(), step_now)
@@ -225,20 +231,20 @@ class Monitor:
         asked = max(asked, self.leader.stop_signal() if self.leader is not None else 0)
         if not asked or self.node.beacon.stop_step != NO_STEP:
             return None
-        name = words.signal_name(asked)
+        name = signal_name(asked)
         if not self.settings.saves or any(row.stage is Stage.INIT and row.is_active for row in rows):
-            why = "nothing had to be saved before the first step" if self.settings.saves else "without saving, as set"
+            why = "nothing to save before the first step" if self.settings.saves else "without saving, as configured"
             say(f"nest-ssl: {name}: stopped; {why}")
             return self._leave(RESUMABLE, None, None)
         step = step_now + STOP_MARGIN + (self._steps_in(OTHER_NODES_S, step_now) if self.leader is not None else 0)
         if self.leader is not None:
             self.leader.orders.stop_step = step
         self.node.stop_at(step)
-        say(f"nest-ssl: {name}: all ranks save after step {step} and leave")
+        say(f"nest-ssl: {name}: all ranks will save after step {step} and exit")
         return None
 
     def _steps_in(self, seconds: float, step_now: int) -> int:
-        """Steps that the ranks make in this time, by their speed so far."""
+        """Return the number of steps that the ranks make in this time, at their speed so far."""
         if self._started is None:
             return 0
         since, first = self._started
@@ -246,39 +252,39 @@ class Monitor:
 
 
 def follow(settings: Settings, follower: Follower) -> int:
-    """The monitor of another node than the first: tell, obey, and judge alone once the leader is lost."""
+    """Monitor a node other than the first: report, obey, and judge alone once contact with the leader is lost."""
     node = Node(settings)
     request = 0
-    told = Told()
+    report = NodeReport()
     while True:
         node.beacon.beat_monitor()
         node.recent.update()
-        told.rows, told.failures = node.rows(), node.failures()
-        told.stop_signal = node.beacon.stop_signal
-        node.write_status(told.rows)
-        orders = follower.tell(told)
-        if all(row.is_gone and not row.is_active for row in told.rows):
-            node.write_status(told.rows, now=True)
+        report.rows, report.failures = node.rows(), node.failures()
+        report.stop_signal = node.beacon.stop_signal
+        node.write_status(report.rows)
+        orders = follower.send(report)
+        if all(row.is_gone and not row.is_active for row in report.rows):
+            node.write_status(report.rows, now=True)
             return 0
         if orders is None and follower.has_lost_leader:
-            say(f"nest-ssl: warning: the monitor of node 0 is not heard of; node {settings.node} is watched by its own")
+            say(f"nest-ssl: warning: lost contact with the monitor on node 0; node {settings.node} now monitors itself")
             return Monitor(settings).run()
         if orders is not None and orders.end is not None:
             if orders.end["incident"]:
-                node.keep_evidence(Path(settings.run_dir) / FOLDER / orders.end["incident"])
+                node.keep_evidence(Path(settings.run_dir) / INCIDENTS / orders.end["incident"])
             node.end(orders.end)
             return int(orders.end["exit_code"])
         if orders is not None:
             node.stop_at(orders.stop_step)
             if orders.evidence_request > request:
-                request = told.evidence_given = orders.evidence_request
-                told.flights = node.flights(told.rows)
-                continue  # tell at once
+                request = report.evidence_given = orders.evidence_request
+                report.flights = node.flights(report.rows)
+                continue  # report at once
         time.sleep(LOOK_EVERY_S)
 
 
 def watch(settings: Settings) -> int:
-    """As leader, as follower, or for a single node."""
+    """Monitor a single node, or one of several as leader or follower; return the job's exit code."""
     if settings.num_nodes == 1:
         return Monitor(settings).run()
     job = f"{settings.leader_address}:{settings.leader_port} {settings.run_dir}"
@@ -289,7 +295,7 @@ def watch(settings: Settings) -> int:
     try:
         leader = Leader(settings.leader_port, job)
     except OSError as error:
-        say(f"nest-ssl: warning: port {settings.leader_port}: {error.strerror}; every node is watched by itself")
+        say(f"nest-ssl: warning: port {settings.leader_port}: {error.strerror}; every node monitors itself")
         return Monitor(settings).run()
     try:
         return Monitor(settings, leader).run()
@@ -303,9 +309,9 @@ def main(settings_path: str) -> int:
         die_with_parent(settings.parent)
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):
         if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)  # it leaves when the ranks have left
+            signal.signal(getattr(signal, name), signal.SIG_IGN)  # it exits once the ranks have
     code = watch(settings)
-    if not settings.parent:  # nobody else is left to do it
+    if not settings.parent:  # no launcher is there to do it
         shutil.rmtree(Path(settings.beacon).parent, ignore_errors=True)
     return code
 

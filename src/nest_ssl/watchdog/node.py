@@ -1,4 +1,4 @@
-"""One node of a job, as its monitor can see and touch it."""
+"""One node of a job: what its monitor can observe there, and what it can do."""
 
 from __future__ import annotations
 
@@ -11,26 +11,25 @@ import time
 from pathlib import Path
 from typing import Any
 
+from nest_ssl.files import replacing
 from nest_ssl.watchdog.beacon import NO_STEP, Beacon
 from nest_ssl.watchdog.judge import flight
 from nest_ssl.watchdog.judge.blame import Verdict
+from nest_ssl.watchdog.judge.failure import Failure, read_failures
 from nest_ssl.watchdog.judge.flight import Flight
-from nest_ssl.watchdog.judge.limits import Limits
-from nest_ssl.watchdog.judge.slow import RecentDurations
 from nest_ssl.watchdog.report import evidence
-from nest_ssl.watchdog.report.failure import Failure, read_failures
-from nest_ssl.watchdog.rows import RankRow, WorkerRow, local_rows
-from nest_ssl.watchdog.status import Settings, write_status
+from nest_ssl.watchdog.report.status import Settings, write_status
+from nest_ssl.watchdog.rows import Limits, RankRow, RecentDurations, WorkerRow, local_rows
 from nest_ssl.watchdog.system import kill_all, wait_until_gone, within
 
 EVIDENCE_WAIT_S = 0.6
 STATUS_EVERY_S = 2.0
 STATUS_AGAIN_S = 60.0
-"""After a disk did not answer."""
+"""How long to wait after a disk did not respond."""
 
 
 def verdict_path(folder: Path) -> Path:
-    """Where the monitor leaves how it ended the job."""
+    """Return the file in which the monitor records how it ended the job."""
     return folder / "verdict.json"
 
 
@@ -45,10 +44,10 @@ class Node:
         self._stopped_since: dict[int, float] = {}
         self._next_status = 0.0
 
-    # ---- seeing ----
+    # ---- observing ----
 
     def rows(self) -> list[RankRow]:
-        """The ranks now, with how long stopped processes have been seen stopped."""
+        """Return the ranks now, with how long stopped processes have been seen stopped."""
         rows = local_rows(self.beacon, self._limits, self.settings.node, self.recent.usual_ms)
         now = time.monotonic()
         stopped = {row.pid for row in rows if row.is_stopped}
@@ -69,7 +68,7 @@ class Node:
         return read_failures(self.beacon.folder)
 
     def flights(self, rows: list[RankRow]) -> dict[int, Flight]:
-        """Ask the ranks for their flight recorders, and wait a moment for those that can answer."""
+        """Ask the ranks for their flight recorders, and wait briefly for those that can answer."""
         request = self.beacon.request_evidence()
         deadline = time.monotonic() + EVIDENCE_WAIT_S
         able = [i for i, row in enumerate(rows) if row.pid and not row.is_gone and not row.is_stopped]
@@ -81,7 +80,7 @@ class Node:
         return evidence.collect_flights(self.beacon.folder, given)
 
     def innermost_frames(self, verdict: Verdict) -> list[str]:
-        """Where the culprit's code is, if it is on this node."""
+        """Return where the culprit's code is, if the culprit is on this node."""
         row = verdict.row
         pid = row.pid if verdict.worker is None else verdict.worker.pid
         if row.node != self.settings.node or not pid:
@@ -92,7 +91,7 @@ class Node:
         return evidence.innermost_frames(evidence.read_stacks({"it": pid}, self.beacon.folder).get("it", ""))
 
     def keep_evidence(self, folder: Path) -> None:
-        """Stacks, states, flight recorders and figures of this node's processes."""
+        """Write stacks, states, flight recorders and figures of this node's processes to `folder`."""
         rows = self.rows()
         evidence.write_facts(rows, folder, self.settings.node)
         for row in rows:
@@ -102,32 +101,31 @@ class Node:
         evidence.write_stacks(evidence.processes_of(rows), folder / "stacks", self.beacon.folder)
 
     def write_status(self, rows: list[RankRow], *, now: bool = False) -> None:
-        """What `nest-ssl doctor RUN_DIR` reads of a run whose processes are gone."""
+        """Write what `nest-ssl doctor RUN_DIR` reads once the processes are gone."""
         if time.monotonic() < self._next_status and not now:
             return
         self._next_status = time.monotonic() + STATUS_EVERY_S
         try:
             within(STATUS_EVERY_S, lambda: write_status(self.settings, rows, os.getpid()))
-        except OSError as error:  # a full disk is for those to report whose work it stops
+        except OSError as error:  # a full disk is reported by the ranks that it stops
             if isinstance(error, TimeoutError):
                 self._next_status += STATUS_AGAIN_S
 
-    # ---- touching ----
+    # ---- acting ----
 
     def stop_at(self, step: int) -> None:
-        """Let every rank save and leave after `step`."""
+        """Have every rank save and exit after `step`."""
         if step != NO_STEP and self.beacon.stop_step == NO_STEP:
             self.beacon.stop_step = step
 
     def end(self, verdict: dict[str, Any]) -> None:
-        """End every process of the job on this node, and say how."""
-        path = verdict_path(self.beacon.folder)
-        with contextlib.suppress(OSError):  # no room left: the exit code has its place
-            path.with_suffix(".tmp").write_text(json.dumps(verdict))
-            os.replace(path.with_suffix(".tmp"), path)
+        """End every process of the job on this node, and record why."""
+        # If there is no room left for the file, the exit code below still has its place in the beacon.
+        with contextlib.suppress(OSError), replacing(verdict_path(self.beacon.folder), sync=False) as file:
+            file.write(json.dumps(verdict).encode())
         self.beacon.outcome = verdict["exit_code"]
         rows = self.rows()
-        # Without a state a process was reaped: its number is free, or somebody else's.
+        # A process without a state was reaped: its pid is free, or belongs to another process.
         pids = {row.pid for row in rows if row.pid and row.process}
         pids |= {worker.pid for row in rows for worker in row.workers if worker.process}
         kill_all(pids)

@@ -1,19 +1,28 @@
-"""One row per rank: what the beacon and the system say of it at one look. Ages, not times, so that nodes can share."""
+"""One row per rank: what the beacon and the operating system know about it at one look, and its time limits.
+
+Rows hold ages, not times, so that monitors on several nodes can exchange them.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nest_ssl.watchdog.beacon import Beacon, RankSlot, RankState, WorkerSlot
-from nest_ssl.watchdog.judge.limits import Limits
-from nest_ssl.watchdog.stages import WAITING_PARTS, Stage, part_label
+from nest_ssl.watchdog.beacon import Beacon, RankSlot, WorkerSlot, quantile_ns
+from nest_ssl.watchdog.rank import WAITING_PARTS, RankState, Stage, part_label
 from nest_ssl.watchdog.system import process_state
 
 GONE = ("", "Z", "X")
+TIMES_USUAL = 5.0
+PATIENCE = 10.0
+"""Checkpoints, and validation batches that nobody waits for, may take this many floors."""
+WINDOW_STEPS = 8
+"""Usual durations are medians over this many steps; two windows in a row name a slow rank, within 20 steps."""
+COMPARED = [stage for stage in Stage if Stage.DATA <= stage <= Stage.OPTIMIZER and stage is not Stage.BACKWARD]
+"""Stages whose durations are compared between ranks; not backward, where the fast ranks wait for the slow one."""
 
 
 @dataclass(frozen=True)
@@ -45,20 +54,20 @@ class RankRow:
     step: int
     in_stage_s: float
     heartbeat_s: float
-    """Since the rank's own thread last ran; it cannot while something holds the GIL."""
+    """Time since the rank's own thread last ran; it cannot run while something holds the GIL."""
     steps_done: int
     exit_status: int | None
     stop_signal: int
     limit_s: float
-    """In this stage the rank counts as stalled after this long, if others wait for it."""
+    """After this long in this stage the rank counts as stalled, if others wait for it."""
     patience_s: float
-    """The same, if nobody waits for it."""
+    """After this long in this stage it counts as stalled even if nobody waits for it."""
     workers: list[WorkerRow] = field(default_factory=list)
     stopped_s: float = 0.0
     is_lost: bool = False
-    """Its whole node is not heard of any more."""
+    """Contact with its whole node was lost."""
     usual_ms: dict[str, float] = field(default_factory=dict)
-    """What a step spent in each stage lately: the median."""
+    """The median time that recent steps spent in each stage."""
 
     @property
     def is_gone(self) -> bool:
@@ -74,7 +83,7 @@ class RankRow:
 
     @property
     def is_joining(self) -> bool:
-        """Waits, before the first step, for the other ranks."""
+        """Whether it waits for the other ranks before the first step."""
         return self.stage is Stage.INIT and self.part in WAITING_PARTS
 
     @property
@@ -84,7 +93,7 @@ class RankRow:
 
     @property
     def place(self) -> str:
-        """'encoder layer 3'."""
+        """The stage and its part: 'encoder layer 3'."""
         return f"{self.stage.label} {part_label(self.stage, self.part)}".strip()
 
     def to_json(self) -> dict[str, Any]:
@@ -98,16 +107,42 @@ class RankRow:
         return cls(**values | {"workers": [WorkerRow(**worker) for worker in row["workers"]]})
 
 
+@dataclass(frozen=True)
+class Limits:
+    """How long a stage may last before the rank in it counts as stalled: `watchdog.floor_s` and `watchdog.init_s`."""
+
+    floor_s: float
+    init_s: float
+
+    def of(self, slot: RankSlot, durations: Callable[[Stage], list[int]]) -> tuple[float, float]:
+        """Return (limit, patience) in seconds for where the rank is now.
+
+        `durations` returns the histogram of a stage's durations so far.
+        """
+        stage = slot.stage
+        if stage in (Stage.INIT, Stage.END) or slot.state is RankState.ABSENT:
+            return self.init_s, self.init_s
+        if slot.steps_done == 0 and stage not in (Stage.VALIDATION, Stage.CHECKPOINT):
+            slow_start_s = max(self.init_s, self.floor_s)  # compiling, warming up, filling the prefetch queues
+            return slow_start_s, slow_start_s
+        p99_ns = quantile_ns(durations(stage), 0.99) or 0
+        limit_s = max(self.floor_s, TIMES_USUAL * p99_ns / 1e9)
+        patience_s = max(PATIENCE * self.floor_s, limit_s)
+        if stage is Stage.CHECKPOINT:
+            return patience_s, patience_s
+        return limit_s, patience_s if stage is Stage.VALIDATION else limit_s
+
+
 def local_rows(
     beacon: Beacon, limits: Limits, node: int, usual_ms: Mapping[int, dict[str, float]] | None = None
 ) -> list[RankRow]:
-    """The rows of this node's ranks; `usual_ms` is known by local rank to whoever has looked for a while."""
+    """Return the rows of this node's ranks; `usual_ms`, by local rank, comes from `RecentDurations`."""
     rows = [_row(beacon, local_rank, limits, node) for local_rank in range(beacon.local_ranks)]
     return [dataclasses.replace(row, usual_ms=(usual_ms or {}).get(i, {})) for i, row in enumerate(rows)]
 
 
 def absent_row(rank: int, waited_s: float, limit_s: float) -> RankRow:
-    """Of a rank that nobody has heard of, on a node of which nothing is known."""
+    """Return the row of a rank that never reported, on a node of which nothing is known."""
     return RankRow(
         rank=rank,
         node=-1,
@@ -141,7 +176,7 @@ def _row(beacon: Beacon, local_rank: int, limits: Limits, node: int) -> RankRow:
         stage=slot.stage,
         part=slot.part,
         step=slot.step,
-        in_stage_s=_age_s(slot, now_ns),
+        in_stage_s=_age_s(slot.since_ns, now_ns),
         heartbeat_s=(now_ns - slot.heartbeat_ns) / 1e9 if slot.heartbeat_ns else 0.0,
         steps_done=slot.steps_done,
         exit_status=slot.exit_status,
@@ -153,11 +188,40 @@ def _row(beacon: Beacon, local_rank: int, limits: Limits, node: int) -> RankRow:
 
 
 def _worker_row(worker: WorkerSlot, now_ns: int) -> WorkerRow:
-    since_s = max(now_ns - worker.since_ns, 0) / 1e9
     is_known = worker.number < 0 or worker.is_there  # the rank itself is known by its own slot
     process = process_state(worker.pid) if is_known else ""
+    since_s = _age_s(worker.since_ns, now_ns)
     return WorkerRow(worker.pid, worker.number, process, worker.is_reading, since_s, worker.path)
 
 
-def _age_s(slot: RankSlot, now_ns: int) -> float:
-    return max(now_ns - slot.since_ns, 0) / 1e9 if slot.since_ns else 0.0
+def _age_s(since_ns: int, now_ns: int) -> float:
+    return max(now_ns - since_ns, 0) / 1e9 if since_ns else 0.0
+
+
+class RecentDurations:
+    """Medians over the last window of steps, per local rank and stage, from the beacon's running counts."""
+
+    def __init__(self, beacon: Beacon) -> None:
+        self.beacon = beacon
+        self.usual_ms: dict[int, dict[str, float]] = {}
+        self._counts = self._read()
+        self._steps = 0
+
+    def update(self) -> bool:
+        """Look again; return True when a window has been completed."""
+        steps = min(self.beacon.rank(i).steps_done for i in range(self.beacon.local_ranks))
+        if steps < self._steps + WINDOW_STEPS:
+            return False
+        before, self._counts, self._steps = self._counts, self._read(), steps
+        for local_rank, counts in self._counts.items():
+            medians = {}
+            for stage in COMPARED:
+                new = [a - b for a, b in zip(counts[stage], before[local_rank][stage], strict=True)]
+                median_ns = quantile_ns(new, 0.5)
+                if median_ns is not None:
+                    medians[stage.label] = median_ns / 1e6
+            self.usual_ms[local_rank] = medians
+        return True
+
+    def _read(self) -> dict[int, dict[Stage, list[int]]]:
+        return {i: {s: self.beacon.durations(i, s) for s in COMPARED} for i in range(self.beacon.local_ranks)}

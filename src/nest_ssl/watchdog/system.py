@@ -1,4 +1,4 @@
-"""What only the operating system knows and does. Linux has all of it; elsewhere the answers are poorer, never wrong."""
+"""What only the operating system knows and does. Linux has all of it; elsewhere answers are coarser, never wrong."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 DISK_ANSWERS_S = 2.0
-"""A disk that takes longer to say what is on it does not answer."""
+"""A disk that takes longer than this to look something up counts as not responding."""
 IS_LINUX = sys.platform.startswith("linux")
 _PR_SET_PDEATHSIG, _PR_SET_PTRACER = 1, 0x59616D61
 
@@ -35,19 +35,19 @@ PROCESS_STATES = {
 
 
 def say(text: str) -> None:
-    """To the terminal, as long as there is one: a closed window or an ended `| tee log` must not end the work."""
+    """Print to stderr while there is one: a closed terminal or an ended `| tee log` must not end the job."""
     try:
         print(text, file=sys.stderr, flush=True)
-    except RuntimeError:  # said by a signal handler that has interrupted another print
+    except RuntimeError:  # a signal handler has interrupted another print
         with contextlib.suppress(OSError, ValueError):
             os.write(sys.stderr.fileno(), f"{text}\n".encode())
     except (OSError, ValueError):
-        with contextlib.suppress(OSError, ValueError):  # what is still to be written would fail again at the end
+        with contextlib.suppress(OSError, ValueError):  # so that flushing at exit does not fail again
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def within(seconds: float, work: Callable[[], T]) -> T:
-    """The result of `work`; TimeoutError if it takes longer, as what touches a dead disk does for ever."""
+    """Return the result of `work`; raise TimeoutError if it takes longer, as anything on a dead disk would."""
     results: list[T] = []
     errors: list[BaseException] = []
 
@@ -67,21 +67,28 @@ def within(seconds: float, work: Callable[[], T]) -> T:
     return results[0]
 
 
+def signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def stop_signals() -> list[signal.Signals]:
-    """Those that ask a run to save and leave; not what somebody has this process ignore, as nohup does with SIGHUP."""
+    """Return the signals that ask a run to save and exit, without ignored ones: nohup has SIGHUP ignored."""
     known = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP") if hasattr(signal, name)]
     return [number for number in known if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def shared_memory_folder(least_free_mb: float = 16.0) -> Path:
-    """Where a mapped file costs no disk, as long as there is room."""
+    """Return the folder where a mapped file uses no disk, as long as there is room."""
     shm = Path("/dev/shm")
     usable = shm.is_dir() and os.access(shm, os.W_OK) and shutil.disk_usage(shm).free > 1e6 * least_free_mb
     return shm if usable else Path(tempfile.gettempdir())
 
 
 def die_with_parent(parent: int) -> None:
-    """Let the kernel kill this process when its parent is gone; at once if `parent` is gone already."""
+    """Have the kernel kill this process when its parent dies; exit at once if `parent` is gone already."""
     if not IS_LINUX:
         return
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -90,15 +97,15 @@ def die_with_parent(parent: int) -> None:
 
 
 def allow_inspection() -> None:
-    """Let processes of the same user read this one's stack where Yama would allow it to parents only."""
+    """Let processes of the same user read this one's stack where Yama would allow only its parents to."""
     if IS_LINUX:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PTRACER, ctypes.c_ulong(-1 % 2**64), 0, 0, 0)
 
 
 def process_state(pid: int) -> str:
-    """A letter of PROCESS_STATES; empty when there is no such process."""
+    """Return a letter of PROCESS_STATES; an empty string if there is no such process."""
     if sys.platform == "win32":
-        return "S"  # os.kill(pid, 0) would be Ctrl-C there: nobody is taken for dead
+        return "S"  # os.kill(pid, 0) would be Ctrl-C there, so no process is taken for dead
     if not IS_LINUX:
         try:
             os.kill(pid, 0)
@@ -116,9 +123,9 @@ def is_alive(pid: int) -> bool:
 
 
 def birthmark(pid: int) -> int:
-    """What a later process with the same number will not have; 0: there is no such process, or nobody can know.
+    """Return what a later process with the same pid will not have; 0: no such process, or unknown.
 
-    On Linux the time of its start; on macOS its session, which a rank has to itself and its loader processes.
+    On Linux this is the time of its start, on macOS its session, which a rank shares only with its workers.
     """
     if IS_LINUX:
         stat = _read(f"/proc/{pid}/stat")
@@ -130,12 +137,12 @@ def birthmark(pid: int) -> int:
 
 
 def is_still(pid: int, mark: int) -> bool:
-    """Whether `pid` is the process that had this birthmark: numbers come round again in a long run."""
+    """Return whether `pid` is still the process with this birthmark: pids are reused in a long run."""
     return mark != 0 and birthmark(pid) == mark
 
 
 def children_of(parents: set[int]) -> set[int]:
-    """All descendants of `parents` that live."""
+    """Return all living descendants of `parents`."""
     if not IS_LINUX:
         return set()
     parent_of: dict[int, int] = {}
@@ -153,8 +160,8 @@ def children_of(parents: set[int]) -> set[int]:
 
 
 def kill_all(pids: set[int]) -> None:
-    """SIGKILL to the processes, their process groups where they lead one, and their descendants; stopped ones too."""
-    # Under torchrun the monitor is a child of the first rank: it must not be among those it ends.
+    """Kill the processes, the process groups they lead, and their descendants, stopped ones included."""
+    # Under torchrun the monitor is a child of the first rank: it must not kill itself.
     everyone = (pids | children_of(pids)) - {os.getpid()}
     for pid in everyone:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -165,7 +172,7 @@ def kill_all(pids: set[int]) -> None:
 
 
 def wait_until_gone(pids: set[int], timeout_s: float) -> set[int]:
-    """Those that live after `timeout_s`."""
+    """Wait for the processes to end; return those that are alive after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while (left := {pid for pid in pids if is_alive(pid)}) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -173,7 +180,7 @@ def wait_until_gone(pids: set[int], timeout_s: float) -> set[int]:
 
 
 def process_facts(pid: int) -> dict[str, str]:
-    """State, memory, threads and what the kernel waits for, for the evidence."""
+    """Return state, memory, threads and the kernel function it waits in, for the evidence."""
     facts = {"state": PROCESS_STATES.get(process_state(pid), "unknown")}
     for line in _read(f"/proc/{pid}/status").splitlines():
         name, _, value = line.partition(":")
@@ -185,7 +192,7 @@ def process_facts(pid: int) -> dict[str, str]:
 
 
 def memory_facts() -> dict[str, str]:
-    """Of the machine: what is free, and how often the kernel has killed a process for memory."""
+    """Return the machine's free memory and how often its kernel killed a process for lack of it."""
     facts = {}
     for line in _read("/proc/meminfo").splitlines():
         name, _, value = line.partition(":")

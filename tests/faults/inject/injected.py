@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from nest_ssl.training.loop import Loop
+from nest_ssl.training.step import TrainStep
+from nest_ssl.training.validation import Validation
 
 from nest_ssl.data.batch.loader import PlanSampler
 from nest_ssl.data.sources.files import AudioNoiseDataset
 from nest_ssl.modules import AudioToMelSpectrogramPreprocessor, ConformerEncoder
 from nest_ssl.modules.conformer import ConformerLayer
-from nest_ssl.training.module import PretrainingModule
 
 FOREVER_S = 3600.0
 
@@ -98,14 +100,14 @@ def once_at(step: int, act: Callable[[], None], *, validates: bool = False) -> C
 
 
 def install(name: str, step: int) -> None:
-    def start_step(self: PretrainingModule, *args: Any, **kwargs: Any) -> None:
-        Now.step, Now.validates = self.trainer.global_step, False
+    def start_step(self: TrainStep, *args: Any, **kwargs: Any) -> None:
+        Now.step, Now.validates = kwargs["step"], False
 
-    def start_validation(self: PretrainingModule, *args: Any, **kwargs: Any) -> None:
+    def start_validation(self: Validation, *args: Any, **kwargs: Any) -> None:
         Now.validates = True
 
-    before(PretrainingModule, "training_step", start_step)
-    before(PretrainingModule, "validation_step", start_validation)
+    before(TrainStep, "__call__", start_step)
+    before(Validation, "_run_set", start_validation)
     if name in SPECIAL:
         SPECIAL[name](step)
         return
@@ -127,14 +129,18 @@ def _in_layer_1(act: Callable[[], None]) -> None:
 
 
 def _in_backward(act: Callable[[], None]) -> None:
-    real = PretrainingModule.training_step
+    def hook_loss(self: TrainStep, *args: Any, **kwargs: Any) -> None:
+        def begin(loss: torch.Tensor) -> None:
+            real(loss)
+            if loss.requires_grad:
+                loss.register_hook(lambda gradient: act())
 
-    def wrapped(self: PretrainingModule, *args: Any, **kwargs: Any) -> Any:
-        loss = real(self, *args, **kwargs)
-        loss.register_hook(lambda gradient: act())
-        return loss
+        objective = self.objective
+        if getattr(objective.on_backward, "__name__", "") != "begin":
+            real = objective.on_backward
+            objective.on_backward = begin
 
-    PretrainingModule.training_step = wrapped  # type: ignore[method-assign]
+    before(TrainStep, "__call__", hook_loss)
 
 
 PLACES: dict[str, Callable[[Callable[[], None]], None]] = {
@@ -155,7 +161,7 @@ def slow_rank(step: int) -> None:
 
 
 def in_the_loader(act: Callable[[], None]) -> Callable[[int], None]:
-    """In a loader process, at the `step`-th file that it reads."""
+    """In a DataLoader worker, at the `step`-th file that it reads."""
 
     def install_it(step: int) -> None:
         count = 0
@@ -173,17 +179,12 @@ def in_the_loader(act: Callable[[], None]) -> Callable[[int], None]:
 
 
 def nan_batch(step: int) -> None:
-    def poison(self: PretrainingModule, batch: Any, *args: Any, **kwargs: Any) -> None:
-        if Now.step == step:
+    def poison(self: TrainStep, batch: Any, *args: Any, **kwargs: Any) -> None:
+        if kwargs["step"] == step:
             note()
             batch.noisy_audio[0, :100] = float("nan")
 
-    before(PretrainingModule, "training_step", poison)
-    before(
-        PretrainingModule,
-        "training_step",
-        lambda self, *args, **kwargs: setattr(Now, "step", self.trainer.global_step),
-    )
+    before(TrainStep, "__call__", poison)
 
 
 def one_batch_short(step: int) -> None:
@@ -257,14 +258,14 @@ def list_collectives(step: int) -> None:
 
     seen = 0
 
-    def dump(self: PretrainingModule, *args: Any, **kwargs: Any) -> None:
+    def dump(self: Loop, *args: Any, **kwargs: Any) -> None:
         nonlocal seen
         entries = json.loads(_dump_fr_trace_json())["entries"][seen:]
         seen += len(entries)
         with Path(os.environ["NEST_FAULT_NOTE"]).open("a") as file:
             file.write(json.dumps([entry["profiling_name"] for entry in entries]) + "\n")
 
-    before(PretrainingModule, "on_train_batch_end", dump)
+    before(Loop, "_note_metrics", dump)
 
 
 SPECIAL: dict[str, Callable[[int], None]] = {

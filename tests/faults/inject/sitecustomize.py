@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
-TARGET = "nest_ssl.training.pretrain"
+TARGET = "nest_ssl.training.trainer"
 
 
 class _Loader(importlib.abc.Loader):

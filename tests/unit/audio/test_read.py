@@ -288,12 +288,12 @@ def test_info_and_verification_agree_with_what_is_read() -> None:
 
 
 def test_verification_of_a_long_file_holds_one_block_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nest_ssl.audio.sndfile.BLOCK_FRAMES", 1000)
+    monkeypatch.setattr("nest_ssl.audio.read.BLOCK_FRAMES", 1000)
     assert verify_audio(encoded(tone(), format="WAV")).num_samples == 2 * RATE
 
 
 def test_a_header_that_promises_too_much_costs_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nest_ssl.audio.sndfile.MAX_FRAMES_AT_ONCE", 1000)
+    monkeypatch.setattr("nest_ssl.audio.read.MAX_FRAMES_AT_ONCE", 1000)
     np.testing.assert_allclose(read_audio(encoded(tone(), format="WAV"), sample_rate=RATE), tone(), atol=1e-4)
 
 

@@ -110,7 +110,7 @@ def test_the_feature_extractor_gives_our_mels(exported: tuple[EncDecMaskedTokenP
 )
 def test_what_parakeet_cannot_express_is_refused_by_name(overrides: dict[str, Any], key: str) -> None:
     (problem,) = inexpressible(tiny_model(overrides))
-    assert f"model.{key}; it has only " in problem
+    assert f"model.{key}; it allows only " in problem
 
 
 def test_a_refused_export_writes_nothing(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_what_parakeet_can_express_otherwise_is_exported(overrides: dict[str, An
 
 
 @pytest.mark.parametrize("kind", ["nemo", "safetensors"])
-def test_nemo_and_safetensors_hold_the_whole_model(kind: str, tmp_path: Path) -> None:
+def test_nemo_and_safetensors_files_contain_the_whole_model(kind: str, tmp_path: Path) -> None:
     overrides = {"mask_position": "post_conv", "encoder.untie_biases": False}
     model = checkpoint_of(overrides, tmp_path / "nest.nemo")
     export_checkpoint(tmp_path / "nest.nemo", tmp_path / f"out.{kind}", kind)
@@ -154,7 +154,7 @@ def test_nemo_and_safetensors_hold_the_whole_model(kind: str, tmp_path: Path) ->
 def test_safetensors_of_others_are_refused(tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.torch", reason="needs nest-ssl[hf]")
     safetensors.save_file({"weight": torch.zeros(2)}, tmp_path / "other.safetensors")
-    with pytest.raises(CheckpointError, match="holds weights but no configuration of NEST"):
+    with pytest.raises(CheckpointError, match="contains weights but no NEST configuration"):
         load(tmp_path / "other.safetensors")
     (tmp_path / "broken.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{}")
     with pytest.raises(CheckpointError, match="not a readable .safetensors file"):
@@ -182,7 +182,7 @@ def test_onnx_gives_our_encoder_for_any_batch_and_length(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("output", "kind", "words"),
     [
-        ("out.bin", "onnx", "a file of format onnx ends in .onnx"),
+        ("out.bin", "onnx", "the file name must end in .onnx for onnx"),
         (".", "nemo", "is a folder; give a file such as .*nest.nemo"),
         ("nest.nemo", "huggingface", "is a file; huggingface needs a folder"),
         ("out", "tensorflow", "'tensorflow' is not one of huggingface, nemo, safetensors, onnx"),

@@ -1,4 +1,4 @@
-"""Starting weights: what is loaded, what is not, and what is said about it."""
+"""Starting weights: what is loaded, what is not, and what the log says about it."""
 
 from __future__ import annotations
 
@@ -80,11 +80,11 @@ def test_other_shapes_and_missing_weights_are_listed(nemo: Path) -> None:
     assert "decoder.decoder_layers.0.bias" in "".join(result.other_shape) or result.other_shape
     assert any("encoder.layers.2." in name for name in result.not_in_source)
     text = describe(result)
-    assert "of another shape, kept as they were: " in text
-    assert "missing in the file, kept as they were: " in text
+    assert "of a different shape, left unchanged: " in text
+    assert "missing in the file, left unchanged: " in text
 
 
-def test_a_model_of_the_hub_is_found_in_its_local_cache(
+def test_a_model_on_the_hub_is_found_in_its_local_cache(
     nemo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     constants = pytest.importorskip("huggingface_hub.constants", reason="needs nest-ssl[hf]")
@@ -100,7 +100,7 @@ def test_a_model_of_the_hub_is_found_in_its_local_cache(
     (result,) = init(model, init_from_pretrained_model="someone/nest")
     assert same(model, SOURCE_SEED) == set(model.state_dict())
     assert result.source.endswith("nest.nemo")
-    with pytest.raises(CheckpointError, match="someone/other: .*could not be had from the hub .* give the path"):
+    with pytest.raises(CheckpointError, match="someone/other: .*could not be downloaded from the hub .* give the path"):
         init(model, init_from_pretrained_model="someone/other")
 
 
@@ -109,12 +109,12 @@ def test_a_model_of_the_hub_is_found_in_its_local_cache(
     [
         ({"init_from_nemo_model": "/nowhere.nemo"}, "init_from_nemo_model: /nowhere.nemo: no such file"),
         ({"init_from_ptl_ckpt": "/nowhere.ckpt"}, "/nowhere.ckpt: no such file"),
-        ({"init_from_nemo_model": "a", "init_from_ptl_ckpt": "b"}, "give one of them"),
+        ({"init_from_nemo_model": "a", "init_from_ptl_ckpt": "b"}, "use only one of them"),
         ({"init_from_nemo_model": {"a": {"include": ["x"]}}}, "init_from_nemo_model.a: expected a mapping with 'path'"),
         ({"init_from_nemo_model": {"a": "x.nemo"}}, "init_from_nemo_model.a: expected a mapping"),
     ],
 )
-def test_what_cannot_be_meant_is_one_clear_line(keys: dict[str, Any], words: str) -> None:
+def test_a_key_that_makes_no_sense_is_one_clear_line(keys: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         init(tiny_model(), **keys)
 

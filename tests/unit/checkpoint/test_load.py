@@ -9,6 +9,7 @@ import torch
 from omegaconf import OmegaConf
 
 from nest_ssl import CheckpointError, load
+from nest_ssl.checkpoint.load import checkpoint_path
 from tests.helpers import model_section, noise_batch, tiny_model
 
 
@@ -35,17 +36,17 @@ def test_code_in_a_training_checkpoint_is_refused(tmp_path: Path) -> None:
         load(path)
 
 
-def test_a_file_that_is_no_checkpoint_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_checkpoint_is_named(tmp_path: Path) -> None:
     path = tmp_path / "x.ckpt"
     torch.save({"weights": 1}, path)
-    with pytest.raises(CheckpointError, match="holds no state_dict"):
+    with pytest.raises(CheckpointError, match="it has no state_dict"):
         load(path)
     path.write_bytes(b"not at all")
     with pytest.raises(CheckpointError, match="not a readable training checkpoint"):
         load(path)
-    with pytest.raises(CheckpointError, match="holds no configuration"):
+    with pytest.raises(CheckpointError, match="has no model configuration"):
         load(saved(path, None))
-    with pytest.raises(CheckpointError, match="holds no configuration"):
+    with pytest.raises(CheckpointError, match="has no model configuration"):
         load(saved(path, {"cfg": [1, 2]}))
     torch.save({"state_dict": [1], "hyper_parameters": model_section()}, path)
     with pytest.raises(CheckpointError, match="its state_dict is not a mapping"):
@@ -72,3 +73,43 @@ def test_a_section_cut_out_of_its_file_still_resolves(tmp_path: Path) -> None:
     section.encoder.feat_in = "${model.nowhere}"
     with pytest.raises(CheckpointError, match=r"configuration cannot be used: .*nowhere"):
         load(saved(tmp_path / "last.ckpt", {"cfg": section}))
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache as the hub's library lays it out, with one model, and no network."""
+    constants = pytest.importorskip("huggingface_hub.constants", reason="needs nest-ssl[hf]")
+    repo = tmp_path / "hub" / "models--someone--nest"
+    snapshot = repo / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text("0" * 40)
+    tiny_model(seed=3).save_to(snapshot / "nest.nemo")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return tmp_path / "hub"
+
+
+def test_a_model_on_the_hub_loads_by_its_name(cache: Path) -> None:
+    model = load("someone/nest")
+    assert model.state_dict()["encoder.layers.0.norm_out.weight"].shape == (32,)
+    assert not model.training
+
+
+def test_without_a_network_the_error_says_where_to_put_the_file(cache: Path) -> None:
+    with pytest.raises(CheckpointError, match="someone/other: no such file, and it could not be downloaded") as raised:
+        load("someone/other")
+    assert "https://huggingface.co/someone/other/tree/main" in str(raised.value)
+    assert str(cache / "models--someone--other") in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["folder/model.nemo", "/a/b", "a/b/c", "./a/b", "run/last.ckpt", "plain"])
+def test_what_looks_like_a_path_never_asks_the_hub(name: str) -> None:
+    assert checkpoint_path(name) == Path(name)
+
+
+def test_a_file_that_exists_comes_before_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "someone").mkdir()
+    (tmp_path / "someone" / "nest").write_bytes(b"")
+    assert checkpoint_path("someone/nest") == Path("someone/nest")

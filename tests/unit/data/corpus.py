@@ -1,18 +1,24 @@
-"""A small synthetic corpus: speech-like and noise-like files with manifests, made anew for each test module."""
+"""A small synthetic corpus: speech-like and noise-like files with manifests."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import soundfile
+import torch
 
 from nest_ssl.config import AugmentorConfig, DatasetConfig
+from nest_ssl.data import AudioNoiseBatch
 
 RATE = 16000
+FIELDS = ("audio", "audio_len", "noise", "noise_len", "noisy_audio", "noisy_audio_len")
+NEEDS_LHOTSE = pytest.mark.skipif(importlib.util.find_spec("lhotse") is None, reason="needs the extra 'lhotse'")
 
 
 @dataclass(frozen=True)
@@ -60,3 +66,10 @@ def make_corpus(folder: Path, num_speech: int = 22, num_noise: int = 3) -> Corpu
         write_manifest(folder / "noise.jsonl", noise),
         durations_s,
     )
+
+
+def assert_same(a: AudioNoiseBatch, b: AudioNoiseBatch) -> None:
+    assert a.sample_id == b.sample_id
+    assert a.audio_filepaths == b.audio_filepaths
+    for name in FIELDS:
+        assert torch.equal(getattr(a, name), getattr(b, name)), name

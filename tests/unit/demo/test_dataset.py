@@ -123,7 +123,7 @@ def test_files_of_others_in_the_folder_are_not_removed(tmp_path: Path) -> None:
     path, small = tmp_path / "data", DemoConfig(num_train=1, num_val=1, num_noise=1, duration=0.5)
     make(path, small)
     (path / "notes.txt").write_text("precious")
-    with pytest.raises(ValueError, match="holds 'notes.txt', which the demo did not make"):
+    with pytest.raises(ValueError, match="contains 'notes.txt', which the demo did not make"):
         make(path, small, overwrite=True)
 
 

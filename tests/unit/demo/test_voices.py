@@ -1,4 +1,4 @@
-"""The voices and noises of the demo."""
+"""The voices of the demo."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from nest_ssl.demo.formants import PHONES, phones_of, speak_formants
-from nest_ssl.demo.noises import NOISES, coloured
-from nest_ssl.demo.texts import LANGUAGES, WORDS, random_text
 from nest_ssl.demo.voices import (
+    LANGUAGES,
     Voice,
     at_level,
     find_synthesizer,
@@ -25,43 +23,6 @@ VOICE = Voice("en-US", tract=1.0, pitch=1.0, tempo=1.0, level_db=-25.0)
 
 def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
-
-
-def period_hz(samples: npt.NDArray[np.float64], rate: int = 16_000) -> float:
-    """Pitch of the middle of a steady sound, by autocorrelation."""
-    middle = samples[len(samples) // 2 :][:1600]
-    correlation = np.correlate(middle, middle, mode="full")[len(middle) - 1 :]
-    shortest = rate // 450
-    return rate / (shortest + int(np.argmax(correlation[shortest : rate // 60])))
-
-
-def energy_share(samples: npt.NDArray[np.float64], low_hz: float, high_hz: float, rate: int = 16_000) -> float:
-    power = np.abs(np.fft.rfft(samples)) ** 2
-    hz = np.fft.rfftfreq(len(samples), 1 / rate)
-    return float(power[(hz >= low_hz) & (hz < high_hz)].sum() / power.sum())
-
-
-def test_every_letter_of_the_texts_has_a_phone() -> None:
-    assert {letter for text in WORDS.values() for letter in text.lower() if letter.isascii()} <= PHONES.keys()
-    assert len(phones_of("über")) == 5  # u, closure and burst of b, e, r
-    assert phones_of("?!") == phones_of("")
-
-
-@pytest.mark.parametrize("pitch", [0.6, 1.0, 1.4])
-def test_formant_speech_has_the_pitch_asked_for(pitch: float) -> None:
-    assert period_hz(speak_formants("aaaaaaaa", pitch)) == pytest.approx(200 * pitch, rel=0.3)
-    low, high = (period_hz(speak_formants("aaaaaaaa", p)) for p in (pitch, 1.25 * pitch))
-    assert high / low == pytest.approx(1.25, rel=0.1)
-
-
-def test_vowels_are_low_and_hisses_high() -> None:
-    assert energy_share(speak_formants("aaaa", 1.0), 0, 3000) > 0.9
-    assert energy_share(speak_formants("ssss", 1.0), 4000, 8000) > 0.9
-
-
-def test_a_faster_tempo_is_shorter() -> None:
-    text = random_text("it-IT", 60, rng())
-    assert len(speak_formants(text, 1.0, 1.25)) == pytest.approx(len(speak_formants(text, 1.0)) / 1.25, rel=0.1)
 
 
 def test_a_longer_tract_lowers_all_frequencies_and_keeps_pitch_and_length() -> None:
@@ -106,28 +67,6 @@ def test_fades_begin_and_end_at_zero() -> None:
     assert faded[-1] == 0
     assert (faded[10:90] == 1).all()
     assert len(with_fades(np.ones(3), 10)) == 3
-
-
-@pytest.mark.parametrize("name", NOISES)
-def test_a_noise_is_finite_has_its_length_and_repeats(name: str) -> None:
-    first, again, other = (NOISES[name](12_345, 16_000, rng(seed)) for seed in (1, 1, 2))
-    assert first.shape == (12_345,)
-    assert np.isfinite(first).all()
-    assert first.std() > 0
-    assert np.array_equal(first, again)
-    assert not np.array_equal(first, other)
-
-
-@pytest.mark.parametrize(("exponent", "fall_db"), [(0, 0.0), (1, 3.0), (2, 6.0)])
-def test_coloured_noise_falls_by_so_many_decibels_per_octave(exponent: float, fall_db: float) -> None:
-    power = np.abs(np.fft.rfft(coloured(2**18, exponent, rng()))) ** 2
-    octaves_db = [10 * np.log10(power[2**k : 2 ** (k + 1)].mean()) for k in range(8, 16)]
-    assert -np.diff(octaves_db).mean() == pytest.approx(fall_db, abs=0.3)
-
-
-def test_hum_is_that_of_the_mains() -> None:
-    hum = NOISES["hum"](160_000, 16_000, rng())
-    assert energy_share(hum, 45, 500) > 0.95
 
 
 def test_an_unknown_synthesizer_is_refused() -> None:

@@ -65,7 +65,7 @@ def test_the_size_of_batches_changes_nothing(extractor: FeatureExtractor, manife
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_a_killed_run_goes_on_and_keeps_what_was_finished(
+def test_a_killed_run_resumes_and_keeps_what_was_finished(
     extractor: FeatureExtractor, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     options = ExtractOptions(format=kind, batch_s=0.1, shard_mb=1e-6)
@@ -90,7 +90,7 @@ def test_a_killed_run_goes_on_and_keeps_what_was_finished(
 
 @pytest.mark.parametrize("kind", ["npy", "safetensors"])
 @pytest.mark.parametrize("num_bytes", [0, 7, 60, 900])
-def test_a_file_that_a_power_cut_left_short_is_made_again(
+def test_a_file_truncated_by_a_power_cut_is_written_again(
     extractor: FeatureExtractor, manifest: Path, tmp_path: Path, kind: str, num_bytes: int
 ) -> None:
     options = ExtractOptions(format=kind)
@@ -104,11 +104,11 @@ def test_a_file_that_a_power_cut_left_short_is_made_again(
         np.testing.assert_allclose(features, whole[path], atol=1e-5)
 
 
-def test_a_shard_that_is_short_is_named(extractor: FeatureExtractor, manifest: Path, tmp_path: Path) -> None:
+def test_a_truncated_shard_is_named(extractor: FeatureExtractor, manifest: Path, tmp_path: Path) -> None:
     extract_features(extractor, manifest, tmp_path / "out", ExtractOptions(format="shards"))
     shard = tmp_path / "out" / "shard-00000.safetensors"
     shard.write_bytes(shard.read_bytes()[:-1])
-    with pytest.raises(ValueError, match=r"shard-00000.safetensors: is shorter than it should be"):
+    with pytest.raises(ValueError, match=r"shard-00000.safetensors: is truncated"):
         extract_features(extractor, manifest, tmp_path / "out", ExtractOptions(format="shards"))
 
 
@@ -181,7 +181,7 @@ def test_the_last_report_says_that_all_is_done(extractor: FeatureExtractor, mani
     assert seen[-1] == (6, 6)
 
 
-def test_segments_of_one_file_have_features_of_their_own(extractor: FeatureExtractor, tmp_path: Path) -> None:
+def test_segments_of_one_file_have_their_own_features(extractor: FeatureExtractor, tmp_path: Path) -> None:
     soundfile.write(tmp_path / "long.wav", tone(3.0, 100, 0), RATE)
     segments = [{"audio_filepath": "long.wav", "offset": offset, "duration": 1.0} for offset in (0.0, 1.0, 1.0)]
     (tmp_path / "m.jsonl").write_text("".join(json.dumps(line) + "\n" for line in segments))
@@ -197,9 +197,9 @@ def test_a_folder_of_other_settings_is_refused(extractor: FeatureExtractor, mani
         FeatureExtractor(tiny_model(), "last", device="cpu"),
         FeatureExtractor(tiny_model(seed=1), device="cpu"),
     ):
-        with pytest.raises(ValueError, match="holds features of other settings .*(layers|encoder)"):
+        with pytest.raises(ValueError, match="contains features with other settings .*(layers|encoder)"):
             extract_features(other, manifest, tmp_path / "out")
-    with pytest.raises(ValueError, match="is not empty and holds no extract.json"):
+    with pytest.raises(ValueError, match="is not empty and has no extract.json"):
         extract_features(extractor, manifest, manifest.parent)
 
 
@@ -228,13 +228,13 @@ def test_a_batch_too_large_for_the_memory_is_halved(
     assert [file.reason for file in result.bad] == ["out of memory for 2.4 s"]
 
 
-def test_batches_hold_neighbours_in_length_within_the_seconds_given() -> None:
+def test_batches_have_similar_lengths_within_the_given_seconds() -> None:
     items = [(duration_s, Item(str(n), 0.0, None, str(n))) for n, duration_s in enumerate((9.0, 5.0, 4.0, 3.0, 1.0))]
     assert [[item.key for item in batch] for batch in batches(items, 10.0)] == [["0"], ["1", "2"], ["3", "4"]]
 
 
 @pytest.mark.parametrize(
-    ("options", "words"), [({"dtype": "int8"}, "'int8' is not one of"), ({"batch_s": 0.0}, "must be above 0")]
+    ("options", "words"), [({"dtype": "int8"}, "'int8' is not one of"), ({"batch_s": 0.0}, "must be greater than 0")]
 )
 def test_bad_options_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
@@ -243,10 +243,10 @@ def test_bad_options_are_refused(options: dict[str, Any], words: str) -> None:
 
 def test_inputs_without_audio_and_manifests_of_shards_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="no audio in it"):
+    with pytest.raises(ValueError, match="contains no audio"):
         list_items(tmp_path / "empty")
     (tmp_path / "tarred_audio_manifest.json").write_text('{"audio_filepath": "a.wav", "duration": 1}\n')
-    with pytest.raises(ValueError, match="its audio lies in tar shards"):
+    with pytest.raises(ValueError, match="its audio is in tar shards"):
         list_items(tmp_path / "tarred_audio_manifest.json")
 
 

@@ -37,7 +37,7 @@ class Speech:
         return training_config(path, str(self.noise), [*sizes, *overrides], "nest_fast-conformer", None)
 
     def other(self, name: str, lines: list[dict[str, Any]]) -> Path:
-        """Another manifest beside the files."""
+        """Another manifest next to the files."""
         return write_lines(self.folder / name, lines)
 
 

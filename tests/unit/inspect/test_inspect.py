@@ -19,42 +19,42 @@ def test_good_data_gives_every_part_and_no_alarm(speech: Speech) -> None:
     assert found.noise is not None
     assert list(found.batchings) == [4]
     assert len(found.examples) == 1
-    assert found.notes == ["14% of the files are resampled to 16,000 Hz whenever they are read."]
+    assert found.notes == ["14% of the files are resampled to 16,000 Hz every time they are read."]
 
 
-def test_utterances_outside_the_limits_are_said(speech: Speech) -> None:
+def test_a_note_counts_utterances_outside_the_limits(speech: Speech) -> None:
     found = inspect_data(speech.config(["model.train_ds.min_duration=1.8"]), OPTIONS)
     num_short = sum(s < 1.8 for s in speech.durations_s)
     assert found.num_kept == 14 - num_short
     assert f"{num_short} of 14 utterances are left out by model.train_ds.min_duration=1.8 (seconds)." in found.notes
 
 
-def test_filling_up_of_short_utterances_is_said(speech: Speech) -> None:
+def test_a_note_counts_short_utterances_that_are_padded(speech: Speech) -> None:
     found = inspect_data(speech.config(["model.train_ds.min_audio_len_secs=2.0"]), OPTIONS)
     short_s = [s for s in speech.durations_s if s < 2]
     share = sum(2 - s for s in short_s) / sum(max(s, 2) for s in speech.durations_s)
     expected = (
-        f"{len(short_s)} utterances are shorter than model.train_ds.min_audio_len_secs=2 and are filled up (repeat):"
+        f"{len(short_s)} utterances are shorter than model.train_ds.min_audio_len_secs=2 and are padded (repeat):"
     )
     assert any(note.startswith(f"{expected} {share:.0%} of what the model sees.") for note in found.notes)
 
 
-def test_nothing_left_between_the_limits_is_no_crash(speech: Speech) -> None:
+def test_limits_that_leave_nothing_do_not_crash(speech: Speech) -> None:
     found = inspect_data(speech.config(["model.train_ds.min_duration=50"]), OPTIONS)
     assert (found.num_kept, found.batchings, found.examples) == (0, {}, [])
     assert any("Nothing is left to train on" in note for note in found.notes)
 
 
-def test_without_durations_the_headers_serve(speech: Speech) -> None:
+def test_without_durations_the_headers_are_used(speech: Speech) -> None:
     found = inspect_lines(speech, [{"audio_filepath": f"{i}.wav"} for i in (1, 2, 3, 4, 5, 99)])
     shuffled = found.batchings[4][0]
     assert shuffled.num_total == 5
     assert len(found.examples[0].utterances) == 4
     assert any("6 of 6 utterances have no 'duration'" in note for note in found.notes)
-    assert any("1 of the 6 files looked at cannot be used" in note for note in found.notes)
+    assert any("1 of 6 examined files cannot be used" in note for note in found.notes)
 
 
-def test_no_usable_file_is_no_crash(speech: Speech) -> None:
+def test_unusable_files_alone_do_not_crash(speech: Speech) -> None:
     found = inspect_lines(speech, [{"audio_filepath": f"gone_{i}.wav", "duration": 2.0} for i in range(8)])
     assert len(found.speech.unusable) == 8
     assert found.examples == []
@@ -67,7 +67,7 @@ def test_one_utterance_is_enough(speech: Speech) -> None:
     assert len(found.examples[0].utterances) == 1
 
 
-def test_much_left_out_by_drop_last_is_said(speech: Speech) -> None:
+def test_a_note_warns_when_drop_last_leaves_out_much(speech: Speech) -> None:
     found = inspect_data(speech.config(["model.train_ds.num_buckets=2"]), InspectOptions(batch_sizes=[5]))
     worst = max(row.left_out_share or 0 for row in found.batchings[5])
     assert worst > 0.1
@@ -78,7 +78,7 @@ def test_batches_of_hours_are_not_drawn(speech: Speech) -> None:
     lines: list[dict[str, object]] = [{"audio_filepath": "1.wav", "duration": s} for s in (1.2, 5000.0)]
     found = inspect_lines(speech, lines, "model.train_ds.max_duration=null")
     assert found.examples == []
-    assert any("would hold 5.6 h of audio" in note for note in found.notes)
+    assert any("would be 5.6 h of audio" in note for note in found.notes)
     assert len(inspect_lines(speech, lines).examples) == 1  # max_duration leaves the long one out
 
 
@@ -90,10 +90,10 @@ def test_noise_that_cannot_be_read_is_named(speech: Speech) -> None:
     assert len(found.examples) == 1
 
 
-def test_what_leaves_nothing_to_look_at_raises(speech: Speech) -> None:
+def test_a_missing_or_empty_manifest_raises(speech: Speech) -> None:
     with pytest.raises(ValueError, match="no such manifest"):
         inspect_data(speech.config(manifest=speech.folder / "missing.jsonl"), OPTIONS)
-    with pytest.raises(ValueError, match=r"empty.jsonl: no utterances in it. Run 'nest-ssl prepare"):
+    with pytest.raises(ValueError, match=r"empty.jsonl: contains no utterances. Run 'nest-ssl prepare"):
         inspect_data(speech.config(manifest=speech.other("empty.jsonl", [])), OPTIONS)
     broken = speech.folder / "broken.jsonl"
     broken.write_text("hello\n")

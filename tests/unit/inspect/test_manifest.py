@@ -38,7 +38,7 @@ def test_two_datasets_count_as_one(speech: Speech) -> None:
     assert facts.hours == pytest.approx((sum(speech.durations_s) + 6) / 3600)
 
 
-def test_of_many_files_a_fixed_sample_is_looked_at(speech: Speech) -> None:
+def test_a_fixed_sample_of_many_files_is_examined(speech: Speech) -> None:
     facts = facts_of(speech.manifest, max_files=5)
     assert facts.is_sample
     assert facts.rates.total() == facts.num_looked_at == 5
@@ -81,7 +81,7 @@ def test_the_filters_are_counted_as_training_applies_them(speech: Speech) -> Non
 
 
 @given(st.integers(0, 200), st.integers(1, 50), st.integers(0, 5))
-def test_a_sample_has_no_doubles_and_the_size_asked_for(num_all: int, num_wanted: int, seed: int) -> None:
+def test_a_sample_has_the_requested_size_and_no_duplicates(num_all: int, num_wanted: int, seed: int) -> None:
     chosen = choose(num_all, num_wanted, seed).tolist()
     assert len(chosen) == min(num_all, num_wanted)
     assert chosen == sorted(set(chosen))

@@ -84,14 +84,14 @@ def test_drop_last_shows_as_left_out(speech: Speech) -> None:
     assert shuffled.left_out_share == pytest.approx(2 / 14)
 
 
-def test_short_utterances_count_as_long_as_the_loader_makes_them(speech: Speech) -> None:
+def test_short_utterances_count_with_the_length_that_the_loader_pads_them_to(speech: Speech) -> None:
     dataset = replace(train_ds(speech, "model.train_ds.drop_last=false"), min_audio_len_secs=5.0)
     filling = by_name(compare(dataset, 4))["shuffled"].filling
     assert filling.audio_s == pytest.approx(5.0 * 14)
     assert filling.padding_share == pytest.approx(0.0)
 
 
-def test_of_large_data_a_part_is_looked_at_and_scaled(speech: Speech, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_data_is_extrapolated_from_a_part(speech: Speech, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = by_name(compare(train_ds(speech), 2))["shuffled"]
     monkeypatch.setattr(inspect_padding, "MAX_UTTERANCES", 6)
     part = by_name(compare(train_ds(speech), 2))["shuffled"]
@@ -102,9 +102,9 @@ def test_of_large_data_a_part_is_looked_at_and_scaled(speech: Speech, monkeypatc
     assert part.num_batches == whole.num_batches == 7
 
 
-def test_a_way_that_is_not_open_says_why(speech: Speech) -> None:
+def test_a_way_that_the_settings_do_not_allow_says_why(speech: Speech) -> None:
     rows = by_name(compare(train_ds(speech, "model.train_ds.num_buckets=30"), 4))
-    assert "30 buckets (num_buckets) of 14 utterances" in rows["lhotse, by duration"].problem
+    assert "30 buckets (num_buckets) from 14 utterances" in rows["lhotse, by duration"].problem
     rows = by_name(compare(train_ds(speech, "model.train_ds.is_concat=true"), 4))
     assert "is_concat" in rows["buckets"].problem
 

@@ -8,14 +8,13 @@ import sys
 import time
 from pathlib import Path
 
-# The imports come after: no flight recorder here, and no wait for torch.
+# Before the imports below: there is no flight recorder here, and no waiting for torch.
 sys.modules["torch._C._distributed_c10d"] = None  # type: ignore[assignment]
 
 from nest_ssl.launch.ranks import BEACON_VARIABLE, LAUNCHER_VARIABLE, from_environment
 from nest_ssl.watchdog.agent import RankAgent
-from nest_ssl.watchdog.beacon import Beacon, RankState
-from nest_ssl.watchdog.mark import WorkerMark
-from nest_ssl.watchdog.stages import Stage
+from nest_ssl.watchdog.beacon import Beacon, WorkerMark
+from nest_ssl.watchdog.rank import RankState, Stage
 from nest_ssl.watchdog.system import say
 
 STEPS = 40
@@ -57,28 +56,28 @@ def act(behaviour: str, agent: RankAgent) -> None:
         time.sleep(1000)
     elif behaviour == "fail":
         agent.fail(KeyError("a bug"))
-    elif behaviour.startswith("had-a-loader-"):
+    elif behaviour.startswith("had-a-worker-"):
         mark = WorkerMark(agent.beacon, agent.facts.local_rank, 0, 0)
-        mark._pid = int(behaviour.rsplit("-", 1)[1])  # the number is another's by now: it was started at another time
+        mark._pid = int(behaviour.rsplit("-", 1)[1])  # another process has this pid now: it was started at another time
         mark.reads("/a.wav")
-    elif behaviour.startswith("leave-a-loader"):
-        start_loader(agent)
-        act(behaviour.removeprefix("leave-a-loader-and-"), agent)
+    elif behaviour.startswith("leave-a-worker"):
+        start_worker(agent)
+        act(behaviour.removeprefix("leave-a-worker-and-"), agent)
 
 
-def start_loader(agent: RankAgent) -> None:
-    """A process that ends neither with its rank nor with the rank's process group: only its slot leads to it."""
+def start_worker(agent: RankAgent) -> None:
+    """Start a worker that ends neither with its rank nor with the rank's process group: only its slot leads to it."""
     local_rank = agent.facts.local_rank
     pid = os.fork()
     if pid == 0:
         os.setpgid(0, 0)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # the test waits for the end of what is said
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # the test reads stderr to its end
         WorkerMark(agent.beacon, local_rank, 0, 0).reads("/a.wav")
         time.sleep(60)
         os._exit(0)
     while not agent.beacon.workers(local_rank):
         time.sleep(0.01)
-    say(f"loader {pid}")
+    say(f"worker {pid}")
 
 
 if __name__ == "__main__":

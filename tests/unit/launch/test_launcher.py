@@ -19,8 +19,7 @@ import pytest
 from nest_ssl.launch import launcher as launch
 from nest_ssl.launch.launcher import Job, KeptMonitor, check_address, check_port, free_port
 from nest_ssl.watchdog.beacon import Beacon
-from nest_ssl.watchdog.node import Node, verdict_path
-from nest_ssl.watchdog.status import Settings
+from nest_ssl.watchdog.report.status import Settings
 from nest_ssl.watchdog.system import is_alive
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals and /proc of Linux")
@@ -66,7 +65,7 @@ def start(job: Job) -> subprocess.Popen[str]:
 
 
 def wait_until_ranks_are_at_step(run_dir: Path, step: int) -> None:
-    """By the monitor's word. How long a start takes depends on the machine."""
+    """Wait for the step in the monitor's status: how long a start takes depends on the machine."""
     path = run_dir / "watchdog" / "node0.json"
     for _ in range(300):
         if path.exists() and min(row["step"] for row in json.loads(path.read_text())["rows"]) >= step:
@@ -87,7 +86,7 @@ def incident(run_dir: Path) -> dict[str, Any]:
     return content
 
 
-def test_ranks_that_finish_are_a_finished_job_without_a_word(tmp_path: Path) -> None:
+def test_ranks_that_finish_are_a_finished_job_without_output(tmp_path: Path) -> None:
     code, stderr = run(job(tmp_path, "ok", "ok"))
     assert (code, stderr) == (0, "")
     status = json.loads((tmp_path / "watchdog" / "node0.json").read_text())
@@ -102,7 +101,7 @@ def test_a_killed_rank_is_named_and_the_job_resumable(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("behaviour", "kind"), [("sleep", "stalled"), ("freeze", "stopped")])
-def test_a_rank_that_stands_still_is_named(tmp_path: Path, behaviour: str, kind: str) -> None:
+def test_a_stalled_rank_is_named(tmp_path: Path, behaviour: str, kind: str) -> None:
     code, _ = run(job(tmp_path, behaviour, "long"))
     assert code == 75
     found = incident(tmp_path)
@@ -118,14 +117,14 @@ def test_an_exception_needs_a_person(tmp_path: Path) -> None:
     assert "nest-ssl: rank 1 failed" in stderr
 
 
-def test_a_rank_that_dies_before_it_can_speak_is_named(tmp_path: Path) -> None:
+def test_a_rank_that_dies_before_it_can_report_is_named(tmp_path: Path) -> None:
     code, _ = run(job(tmp_path, "exit-3-early", "long"))
     assert code == 1
     assert incident(tmp_path)["ranks"] == [0]
     assert "exit code 3" in incident(tmp_path)["cause"]
 
 
-def test_restarts_end_when_the_same_fault_comes_again(tmp_path: Path) -> None:
+def test_restarts_end_when_the_same_fault_recurs(tmp_path: Path) -> None:
     code, stderr = run(job(tmp_path, "long", "kill", max_restarts=5))
     assert code == 1
     assert stderr.count("nest-ssl: restart") == 1
@@ -145,19 +144,19 @@ ENDED_BY_LAUNCHER, ENDED_BY_MONITOR = ("ok", 0), ("kill", 75)
 
 
 @pytest.mark.parametrize(("behaviour", "code"), [ENDED_BY_LAUNCHER, ENDED_BY_MONITOR])
-def test_who_got_the_number_of_an_ended_loader_process_is_left_alone(
+def test_a_process_that_reuses_the_pid_of_an_ended_worker_is_left_alone(
     tmp_path: Path, stranger: subprocess.Popen[bytes], behaviour: str, code: int
 ) -> None:
-    assert run(job(tmp_path, f"had-a-loader-{stranger.pid}", behaviour))[0] == code
+    assert run(job(tmp_path, f"had-a-worker-{stranger.pid}", behaviour))[0] == code
     assert stranger.poll() is None
 
 
 @pytest.mark.parametrize(("behaviour", "code"), [ENDED_BY_LAUNCHER, ENDED_BY_MONITOR])
-def test_a_loader_process_whose_rank_has_died_is_ended(tmp_path: Path, behaviour: str, code: int) -> None:
-    ended_with, stderr = run(job(tmp_path, f"leave-a-loader-and-{behaviour}", "ok"))
+def test_a_worker_whose_rank_has_died_is_ended(tmp_path: Path, behaviour: str, code: int) -> None:
+    ended_with, stderr = run(job(tmp_path, f"leave-a-worker-and-{behaviour}", "ok"))
     assert ended_with == code, stderr
-    (loader,) = [int(line.split()[1]) for line in stderr.splitlines() if line.startswith("loader ")]
-    assert not is_alive(loader)
+    (worker,) = [int(line.split()[1]) for line in stderr.splitlines() if line.startswith("worker ")]
+    assert not is_alive(worker)
 
 
 def test_sigterm_stops_all_ranks_after_the_same_step(tmp_path: Path) -> None:
@@ -168,7 +167,7 @@ def test_sigterm_stops_all_ranks_after_the_same_step(tmp_path: Path) -> None:
     assert process.returncode == 75
     stopped = {line.rsplit(" ", 1)[1] for line in stderr.splitlines() if "stopped after step" in line}
     assert len(stopped) == 1, stderr
-    assert f"all ranks save after step {stopped.pop()} and leave" in stderr
+    assert f"all ranks will save after step {stopped.pop()} and exit" in stderr
 
 
 def test_asked_twice_everything_ends_at_once(tmp_path: Path) -> None:
@@ -184,7 +183,7 @@ def test_asked_twice_everything_ends_at_once(tmp_path: Path) -> None:
     assert process.returncode == 75
 
 
-def test_a_taken_port_is_refused_with_a_way_out() -> None:
+def test_a_port_in_use_is_refused_with_a_way_out() -> None:
     with socket.socket() as taken:
         taken.bind(("", 0))
         taken.listen()
@@ -193,13 +192,13 @@ def test_a_taken_port_is_refused_with_a_way_out() -> None:
     check_port(free_port())
 
 
-def test_an_address_that_is_no_machine_is_refused_with_a_way_out() -> None:
+def test_an_address_that_cannot_be_resolved_is_refused_with_a_way_out() -> None:
     with pytest.raises(ValueError, match="MASTER_ADDR=nowhere.invalid"):
         check_address("nowhere.invalid")
     check_address("127.0.0.1")
 
 
-def test_a_terminal_that_goes_away_does_not_keep_ranks_from_saving(tmp_path: Path) -> None:
+def test_ranks_save_even_if_the_terminal_goes_away(tmp_path: Path) -> None:
     process = start(job(tmp_path, "long", "long"))
     wait_until_ranks_are_at_step(tmp_path, 10)
     assert process.stderr is not None
@@ -210,7 +209,7 @@ def test_a_terminal_that_goes_away_does_not_keep_ranks_from_saving(tmp_path: Pat
     assert [row["state"] for row in status["rows"]] == ["stopped", "stopped"]
 
 
-def test_what_nobody_can_hear_is_still_written_down(tmp_path: Path) -> None:
+def test_an_incident_is_written_even_without_a_terminal(tmp_path: Path) -> None:
     process = start(job(tmp_path, "long", "kill"))
     assert process.stderr is not None
     process.stderr.close()
@@ -218,7 +217,7 @@ def test_what_nobody_can_hear_is_still_written_down(tmp_path: Path) -> None:
     assert incident(tmp_path)["ranks"] == [1]
 
 
-def test_a_rank_that_stops_while_it_leaves_is_named(tmp_path: Path) -> None:
+def test_a_rank_that_freezes_while_it_exits_is_named(tmp_path: Path) -> None:
     code, _ = run(job(tmp_path, "ok", "freeze-at-the-end"))
     assert code == 75
     assert (incident(tmp_path)["ranks"], incident(tmp_path)["kind"]) == ([1], "stopped")
@@ -231,15 +230,7 @@ def one_rank(tmp_path: Path) -> tuple[Settings, Beacon]:
     return Settings(**settings, beacon=str(beacon.path), node=0, parent=os.getpid()), beacon
 
 
-def test_a_verdict_that_cannot_be_written_ends_the_job_all_the_same(one_rank: tuple[Settings, Beacon]) -> None:
-    settings, beacon = one_rank
-    verdict_path(beacon.folder).mkdir()
-    assert beacon.outcome is None
-    Node(settings).end({"exit_code": 75, "incident": None, "fault": None})
-    assert beacon.outcome == 75
-
-
-def test_a_monitor_that_stands_still_is_replaced(
+def test_a_stalled_monitor_is_replaced(
     one_rank: tuple[Settings, Beacon], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(launch, "SILENT_S", 1.0)
@@ -258,25 +249,9 @@ def test_a_monitor_that_stands_still_is_replaced(
     time.sleep(1.5)
     monitor.keep()
     assert first.poll() == -signal.SIGKILL
-    assert "the monitor stood still for" in capsys.readouterr().err
+    assert "the monitor stalled for" in capsys.readouterr().err
     second = monitor.process
     assert second is not None
     assert second.poll() is None
     second.kill()
     second.wait()
-
-
-def test_a_process_that_ends_its_own_family_survives_itself() -> None:
-    """Under torchrun the monitor is a child of a rank that it has to end."""
-    code = (
-        "import os, subprocess, sys, time\n"
-        "child = 'import os; from nest_ssl.watchdog.system import kill_all; '\n"
-        "child += 'kill_all({os.getppid()}); print(\"done\")'\n"
-        "subprocess.Popen([sys.executable, '-c', child])\n"
-        "time.sleep(60)\n"
-    )
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    parent = subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True)
-    stdout, _ = parent.communicate(timeout=30)
-    assert parent.returncode == -signal.SIGKILL
-    assert stdout == "done\n"

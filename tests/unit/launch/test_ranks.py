@@ -1,4 +1,4 @@
-"""Who a process is, by the variables of its launcher."""
+"""Who a process is, according to the variables of its launcher."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+from nest_ssl.training.start import start
 
 from nest_ssl.config import compose
-from nest_ssl.launch.attach import _token, attached
-from nest_ssl.launch.launcher import make_beacon_folder
-from nest_ssl.launch.ranks import RankFacts, as_rank_zero, first_host, from_environment, tasks_per_node
-from nest_ssl.training.start import start
-from nest_ssl.watchdog.beacon import Beacon
+from nest_ssl.launch.ranks import as_rank_zero, first_host, from_environment, tasks_per_node
 
 TORCHRUN = {
     "RANK": "5",
@@ -36,18 +33,18 @@ SLURM = {
 }
 
 
-def test_a_process_that_nobody_launched_is_no_rank() -> None:
+def test_a_process_that_was_not_launched_is_not_a_rank() -> None:
     assert from_environment({}, 4) is None
 
 
-def test_torchruns_ranks() -> None:
+def test_ranks_of_torchrun_are_read_from_its_variables() -> None:
     facts = from_environment(TORCHRUN, 4)
     assert facts is not None
     assert (facts.rank, facts.local_rank, facts.first_rank, facts.node) == (5, 1, 4, 1)
     assert (facts.launcher, facts.num_nodes, facts.master_port) == ("torchrun", 2, 1234)
 
 
-def test_slurms_tasks_are_ranks_with_the_usual_variables() -> None:
+def test_slurm_tasks_are_ranks_with_the_usual_variables() -> None:
     facts = from_environment(SLURM, 4)
     assert facts is not None
     assert (facts.rank, facts.local_rank, facts.world_size, facts.local_world_size) == (6, 2, 7, 3)
@@ -64,7 +61,7 @@ def test_a_slurm_job_of_one_task_launches_its_own_ranks() -> None:
     assert from_environment({key: value for key, value in SLURM.items() if key != "SLURM_STEP_ID"}, 4) is None
 
 
-def test_ranks_by_hand_need_an_address() -> None:
+def test_ranks_set_by_hand_need_a_port() -> None:
     with pytest.raises(ValueError, match="MASTER_PORT"):
         from_environment({"RANK": "0", "WORLD_SIZE": "2"}, 2)
 
@@ -82,24 +79,12 @@ def test_one_rank_for_two_devices_is_refused_before_lightning_starts_the_other(
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
     cfg = compose("nest_demo", ["trainer.devices=2", "trainer.accelerator=cpu", f"exp_manager.exp_dir={tmp_path}"])
-    with pytest.raises(ValueError, match=r"trainer\.devices=2 .* has started 1 ranks .* Set trainer\.devices=1"):
+    with pytest.raises(ValueError, match=r"trainer\.devices=2 .* has started 1 rank .* Set trainer\.devices=1"):
         start(cfg, [])
 
 
-def test_a_local_rank_that_another_process_has_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nest_ssl.launch.launcher.shared_memory_folder", lambda: tmp_path)
-    facts = RankFacts(1, 0, 2, 2, 0, "environment", "127.0.0.1", 1234)
-    folder = make_beacon_folder(_token(facts))
-    Beacon.create(folder / "beacon", local_ranks=2, first_rank=0, world_size=2, workers_per_rank=1)
-    with (
-        pytest.raises(ValueError, match="LOCAL_RANK=0: process"),
-        attached(facts, {}, workers_per_rank=1, wants_monitor=True),
-    ):
-        pass
-
-
 @pytest.mark.parametrize(("text", "counts"), [("4", [4]), ("4(x2)", [4, 4]), ("2(x2),1", [2, 2, 1])])
-def test_tasks_per_node(text: str, counts: list[int]) -> None:
+def test_slurm_tasks_per_node_are_expanded(text: str, counts: list[int]) -> None:
     assert tasks_per_node(text) == counts
 
 
@@ -107,7 +92,7 @@ def test_tasks_per_node(text: str, counts: list[int]) -> None:
     ("nodes", "host"),
     [("gpu[03-05,9],cpu1", "gpu03"), ("a,b", "a"), ("node7", "node7"), ("n[1,3]-ib", "n1-ib"), ("", "127.0.0.1")],
 )
-def test_first_host(nodes: str, host: str) -> None:
+def test_the_first_host_of_a_slurm_node_list_is_found(nodes: str, host: str) -> None:
     assert first_host(nodes) == host
 
 

@@ -2,13 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
 from nest_ssl.config import EncoderConfig
 from nest_ssl.modules import ConformerEncoder
-from nest_ssl.modules.attention import distances_to_keys
-from nest_ssl.modules.conformer import PointwiseConv, layer_drop_probs, visible_context
-from nest_ssl.modules.positions import sinusoids
+from nest_ssl.modules.attention import distances_to_keys, sinusoids
+from nest_ssl.modules.conformer import layer_drop_probs, visible_context
 
 OPTIONS = {"feat_in": 16, "n_layers": 2, "d_model": 8, "n_heads": 2, "conv_kernel_size": 5}
 
@@ -86,16 +84,3 @@ def test_without_lengths_all_frames_count() -> None:
     encoder = ConformerEncoder(**OPTIONS).eval()
     signal = torch.randn(2, 16, 32)
     torch.testing.assert_close(encoder(signal)[0], encoder(signal, torch.tensor([32, 32]))[0])
-
-
-@pytest.mark.parametrize("bias", [False, True])
-def test_a_convolution_of_one_frame_is_that_of_torch(bias: bool) -> None:
-    ours = PointwiseConv(6, 10, bias=bias)
-    theirs = nn.Conv1d(6, 10, kernel_size=1, bias=bias)
-    theirs.load_state_dict(ours.state_dict())
-    x = torch.randn(3, 6, 17)
-    for conv in (ours, theirs):
-        (conv(x) * torch.linspace(-1, 1, 510).view(3, 10, 17)).sum().backward()
-    torch.testing.assert_close(ours(x), theirs(x))
-    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad)

@@ -1,4 +1,4 @@
-"""Audio and checkpoints for tests of features and probes: made anew, small, and told apart by their pitch."""
+"""Audio and checkpoints for tests of features and probes: synthetic, small, and distinguished by their pitch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def tone(duration_s: float, pitch_hz: float, seed: int) -> npt.NDArray[np.float3
 
 
 def write_corpus(folder: Path, durations_s: list[float], **extra: list[Any]) -> Path:
-    """Wave files, and a manifest that names them with their `extra` keys."""
+    """Write wave files, and a manifest that lists them with their `extra` keys."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = []
     for number, duration_s in enumerate(durations_s):

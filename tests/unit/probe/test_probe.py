@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 import soundfile
 import torch
 
+from nest_ssl import plugins
 from nest_ssl.cli.main import main
 from nest_ssl.probe.attentive import TrainingOptions
 from nest_ssl.probe.probe import ProbeOptions, probe, with_random_weights, write_results
@@ -103,12 +106,13 @@ def test_the_attentive_head_learns_with_the_encoder_frozen_or_not(manifests: dic
     ("options", "words"),
     [
         ({"head": "deep"}, "'deep' is not one of linear, attentive"),
-        ({"snr_db": 0.0}, "--snr and --noise belong together"),
+        ({"snr_db": 0.0}, "--snr and --noise go together"),
+        ({"task": "length"}, "give --label KEY or --task NAME, one of the two"),
         ({"labels_per_class": 0}, "--labels-per-class 0: give 1 or more"),
         ({"training": TrainingOptions(finetune=True)}, "fine-tuning trains the attentive head"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(options: dict[str, Any], words: str) -> None:
+def test_options_that_do_not_fit_together_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         ProbeOptions("pitch", **options)
 
@@ -122,7 +126,7 @@ def test_the_command_prints_a_table_and_names_its_files(
         main([*command, "--label", "pitch", "--output", str(tmp_path / "out")])
     assert ended.value.code == 0
     out = capsys.readouterr().out
-    assert "pitch: 2 classes, 24 utterances to learn from, 12 to test on" in out
+    assert "pitch: 2 classes, 24 training utterances, 12 test utterances" in out
     for words in ("encoder", "log_mel", "random_encoder", "results.json"):
         assert words in out
     with pytest.raises(SystemExit) as ended:
@@ -130,3 +134,45 @@ def test_the_command_prints_a_table_and_names_its_files(
     assert ended.value.code == 1
     assert "all utterances of the training set have the label 'same'" in capsys.readouterr().err
     assert not (tmp_path / "out2").exists()
+
+
+@pytest.fixture
+def other_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An installed package that registers a task, as docs/extending.md describes it."""
+    info = tmp_path / "my_probes-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-probes\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[nest_ssl.plugins]\nmy_probes = my_probes\n")
+    (tmp_path / "my_probes.py").write_text(
+        "from nest_ssl.plugins import register_probe_task\n\n\n"
+        "def is_high(utterance):\n"
+        "    return utterance.extra['pitch'] == 'high'\n\n\n"
+        "register_probe_task('is_high', is_high)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    plugins.load_entry_points.cache_clear()
+    yield
+    plugins.load_entry_points.cache_clear()
+    sys.modules.pop("my_probes", None)
+
+
+@pytest.mark.usefixtures("other_package")
+def test_a_task_of_another_package_is_probed_by_its_name(
+    manifests: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = write_checkpoint(tmp_path / "tiny.nemo")
+    command = ["probe", str(checkpoint), "--train", manifests["train"], "--test", manifests["test"], "--device", "cpu"]
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--task", "is_high", "--output", str(tmp_path / "out")])
+    assert ended.value.code == 0
+    assert "is_high: 2 classes, 24 training utterances" in capsys.readouterr().out
+    content = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert content["classes"] == ["False", "True"]
+    assert content["options"]["task"] == "is_high"
+    by_label = probe(tiny_model(), **manifests, options=OPTIONS, device="cpu")
+    assert content["log_mel"]["accuracy"] == by_label.scores["log_mel"].accuracy
+    with pytest.raises(SystemExit):
+        main([*command, "--task", "is_low", "--output", str(tmp_path / "out")])
+    error = capsys.readouterr().err
+    assert "--task is_low: no such task; registered: " in error
+    assert "is_high" in error

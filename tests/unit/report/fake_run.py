@@ -1,4 +1,4 @@
-"""The folder of a run that never ran: a tiny model, audio, and metrics made up."""
+"""A run folder without a run: a tiny model, audio, and made-up metrics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def make_run(folder: Path, *overrides: str, num_steps: int = 20, checkpoint: str | None = "fake.nemo") -> Path:
-    """RUN below `folder`, with its corpus beside it."""
+    """Make a run folder in `folder`, with its corpus next to it."""
     corpus, run = folder / "corpus", folder / "fake"
     if not corpus.exists():
         make_corpus(corpus, num_train=8, num_val=6)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from nest_ssl.config import ExperimentConfig, NestConfig
+from nest_ssl.run_folder import RunFolder
 from nest_ssl.training.experiment import (
     VERSION_VARIABLE,
     check_all_name_it_alike,
@@ -23,34 +24,43 @@ def config(exp_dir: Path, **options: object) -> NestConfig:
     return NestConfig(tiny_model().cfg, exp_manager=exp)
 
 
+def exp_of(cfg: NestConfig) -> ExperimentConfig:
+    assert cfg.exp_manager is not None
+    return cfg.exp_manager
+
+
+def folder_of(cfg: NestConfig) -> RunFolder:
+    return run_folder(exp_of(cfg), cfg.name)
+
+
 @pytest.mark.parametrize("by_time", [True, False])
 def test_every_new_run_has_a_folder_of_its_own(tmp_path: Path, by_time: bool) -> None:
     paths = []
     for _ in range(3):  # within a second
-        paths.append(run_folder(config(tmp_path, use_datetime_version=by_time)).path)
+        paths.append(folder_of(config(tmp_path, use_datetime_version=by_time)).path)
         paths[-1].mkdir(parents=True)
     assert len(set(paths)) == 3
 
 
 def test_ranks_have_the_folder_of_their_launcher(tmp_path: Path) -> None:
     cfg = config(tmp_path)
-    folder = run_folder(cfg)
+    folder = folder_of(cfg)
     with named_for_ranks(folder):
         folder.path.mkdir(parents=True)
-        assert run_folder(cfg) == folder
-        check_all_name_it_alike(cfg)
+        assert folder_of(cfg) == folder
+        check_all_name_it_alike(exp_of(cfg))
     assert VERSION_VARIABLE not in os.environ
-    assert run_folder(cfg) != folder
+    assert folder_of(cfg) != folder
 
 
 def test_ranks_of_another_launcher_must_be_told_a_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"exp_manager\.version=NAME, or exp_manager\.resume_if_exists=true"):
-        check_all_name_it_alike(config(tmp_path))
+        check_all_name_it_alike(exp_of(config(tmp_path)))
     for told in ({"version": "a"}, {"resume_if_exists": True}, {"explicit_log_dir": str(tmp_path)}):
-        check_all_name_it_alike(config(tmp_path, **told))
+        check_all_name_it_alike(exp_of(config(tmp_path, **told)))
 
 
-def test_a_try_saves_nothing_when_it_is_stopped(tmp_path: Path) -> None:
+def test_a_dry_run_saves_nothing_when_it_is_stopped(tmp_path: Path) -> None:
     cfg = config(tmp_path)
     assert saves_when_stopped(cfg)
     assert not saves_when_stopped(config(tmp_path, create_preemption_callback=False))

@@ -1,4 +1,4 @@
-"""Rows, flights and settings as the monitor would see them; and processes that can be asked to stop."""
+"""Rows, flight recorders and settings as the monitor would see them; a start for processes that hear signals."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from nest_ssl.watchdog.beacon import RankState
 from nest_ssl.watchdog.judge.flight import Collective, Flight
+from nest_ssl.watchdog.rank import RankState, Stage
+from nest_ssl.watchdog.report.status import Settings
 from nest_ssl.watchdog.rows import RankRow, WorkerRow
-from nest_ssl.watchdog.stages import Stage
-from nest_ssl.watchdog.status import Settings
 
 FLOOR_S = 3.0
 
 
 def hear_all_signals() -> None:
-    """For `preexec_fn`: nohup makes a process ignore SIGHUP, and a script those in its background SIGINT."""
+    """Undo, as a `preexec_fn`, what nohup (SIGHUP) and a script's background jobs (SIGINT) ignore."""
     for number in (signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
 
@@ -66,6 +65,6 @@ def worker(**other: Any) -> WorkerRow:
 
 
 def calls(*sizes: int, done: int | None = None, op: str = "all_reduce") -> Flight:
-    """All-reduces of these sizes, numbered from 1; the first `done` have come back (None: all)."""
+    """Return all-reduces of these sizes, numbered from 1; the first `done` have returned (None: all)."""
     finished = len(sizes) if done is None else done
     return {"0": {n: Collective(n, op, ((size,),), n <= finished) for n, size in enumerate(sizes, 1)}}

@@ -1,6 +1,6 @@
 """A run of one rank, without torch and without a monitor: `lone_rank.py RUN_DIR saves|does-not-save MOMENT`.
 
-At MOMENT (init, step, stuck-step, finished) it says 'ready' and can be asked to stop.
+At MOMENT (init, step, stuck-step, finished) it prints 'ready' and can be asked to stop.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import time
 from typing import Any
 
 from nest_ssl.launch.attach import attached
-from nest_ssl.launch.ranks import DEFAULT_PORT, RankFacts
+from nest_ssl.launch.ranks import DEFAULT_PORT
 from nest_ssl.watchdog.agent import RankAgent
-from nest_ssl.watchdog.beacon import RankState
+from nest_ssl.watchdog.rank import RankFacts, RankState
 from nest_ssl.watchdog.system import say
 
 LONG_S = 60.0

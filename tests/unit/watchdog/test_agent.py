@@ -1,4 +1,4 @@
-"""A run of one rank, which nobody watches, is asked to stop: it says what it does, and does it."""
+"""A run of one rank without a monitor is asked to stop: it announces what it does, and does it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from nest_ssl.watchdog.report.explain import explain_run
-from nest_ssl.watchdog.system import say
+from nest_ssl.watchdog.report.status import explain_run
 from tests.unit.watchdog.facts import hear_all_signals
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals and /proc of Linux")
@@ -22,7 +21,7 @@ LONE = Path(__file__).with_name("lone_rank.py")
 
 
 def start(run_dir: Path, saves: str, moment: str) -> subprocess.Popen[str]:
-    """A run that has come to `moment`."""
+    """Start a run and wait until it reaches `moment`."""
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, str(LONE), str(run_dir), saves, moment]
     process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True, preexec_fn=hear_all_signals)
@@ -32,12 +31,12 @@ def start(run_dir: Path, saves: str, moment: str) -> subprocess.Popen[str]:
 
 
 def ask_to_stop(process: subprocess.Popen[str], number: signal.Signals) -> str:
-    """What it says; it has to end within the time of a test."""
+    """Signal the process; return what it prints until it ends."""
     process.send_signal(number)
     return process.communicate(timeout=10)[1]
 
 
-def check_nothing_is_left_but_its_last_word(run_dir: Path) -> None:
+def check_only_the_status_is_left(run_dir: Path) -> None:
     assert explain_run(run_dir).verdict == "stopped as asked, resumable"
     status = json.loads((run_dir / "watchdog" / "node0.json").read_text())
     assert not Path(status["beacon"]).parent.exists()
@@ -47,9 +46,9 @@ def check_nothing_is_left_but_its_last_word(run_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("saves", "moment", "why"),
     [
-        ("saves", "init", "nothing had to be saved before the first step"),
-        ("does-not-save", "init", "without saving, as set"),
-        ("does-not-save", "stuck-step", "without saving, as set"),
+        ("saves", "init", "nothing to save before the first step"),
+        ("does-not-save", "init", "without saving, as configured"),
+        ("does-not-save", "stuck-step", "without saving, as configured"),
     ],
 )
 def test_where_nothing_will_be_saved_the_run_ends_at_once(
@@ -58,45 +57,36 @@ def test_where_nothing_will_be_saved_the_run_ends_at_once(
     process = start(tmp_path, saves, moment)
     assert ask_to_stop(process, number) == f"nest-ssl: {number.name}: stopped; {why}\n"
     assert process.returncode == 75
-    check_nothing_is_left_but_its_last_word(tmp_path)
+    check_only_the_status_is_left(tmp_path)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_run_that_trains_says_after_which_step_it_saves_and_does_so(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_run_that_trains_announces_the_step_after_which_it_saves(tmp_path: Path, number: signal.Signals) -> None:
     process = start(tmp_path, "saves", "step")
     told = re.fullmatch(
-        rf"nest-ssl: {number.name}: saves after step (\d+) and leaves\nsaved after step (\d+)\n",
+        rf"nest-ssl: {number.name}: will save after step (\d+) and exit\nsaved after step (\d+)\n",
         ask_to_stop(process, number),
     )
     assert told is not None
     assert told[1] == told[2]
     assert process.returncode == 75
-    check_nothing_is_left_but_its_last_word(tmp_path)
+    check_only_the_status_is_left(tmp_path)
 
 
-def test_asked_twice_it_does_not_wait_for_the_step(tmp_path: Path) -> None:
+def test_a_run_that_is_asked_twice_does_not_wait_for_the_step(tmp_path: Path) -> None:
     process = start(tmp_path, "saves", "stuck-step")
     process.send_signal(signal.SIGTERM)
     assert process.stderr is not None
-    assert process.stderr.readline() == "nest-ssl: SIGTERM: saves after step 1 and leaves\n"
-    assert ask_to_stop(process, signal.SIGTERM) == "nest-ssl: SIGTERM: stopped; asked twice, it did not wait to save\n"
+    assert process.stderr.readline() == "nest-ssl: SIGTERM: will save after step 1 and exit\n"
+    assert (
+        ask_to_stop(process, signal.SIGTERM) == "nest-ssl: SIGTERM: stopped; asked twice, so it did not wait to save\n"
+    )
     assert process.returncode == 75
-    check_nothing_is_left_but_its_last_word(tmp_path)
+    check_only_the_status_is_left(tmp_path)
 
 
-def test_a_run_that_has_finished_stays_finished_whatever_comes_while_it_reports(tmp_path: Path) -> None:
+def test_a_finished_run_stays_finished_if_a_signal_comes_while_it_reports(tmp_path: Path) -> None:
     process = start(tmp_path, "saves", "finished")
     assert ask_to_stop(process, signal.SIGINT) == "nest-ssl: SIGINT: stopped; the run had finished\n"
     assert process.returncode == 0
     assert explain_run(tmp_path).verdict == "finished"
-
-
-def test_a_signal_handler_is_heard_even_if_it_has_interrupted_another_print(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def refuse(*args: object, **options: object) -> None:
-        raise RuntimeError("reentrant call inside <_io.BufferedWriter name='<stderr>'>")
-
-    monkeypatch.setattr("builtins.print", refuse)
-    say("nest-ssl: SIGTERM: stopped")
-    assert capfd.readouterr().err == "nest-ssl: SIGTERM: stopped\n"

@@ -1,7 +1,9 @@
-"""The monitor's look, on rows and flights that change under its eyes."""
+"""The monitor: what it makes of ranks that change while it looks, and of reports that fail."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,8 +13,8 @@ import pytest
 
 from nest_ssl.watchdog.judge.blame import Verdict, judge_stalled
 from nest_ssl.watchdog.monitor import Monitor
+from nest_ssl.watchdog.rank import InitPart, Stage
 from nest_ssl.watchdog.rows import RankRow
-from nest_ssl.watchdog.stages import InitPart, Stage
 from tests.unit.watchdog.facts import FLOOR_S, calls, row
 
 LONG = [row(rank, Stage.VALIDATION, 3.9) for rank in (0, 1)]
@@ -20,7 +22,7 @@ MOVED_ON = [row(rank, Stage.BACKWARD, 0.1) for rank in (0, 1)]
 
 
 def looking_at(rows_later: list[RankRow], monkeypatch: pytest.MonkeyPatch) -> tuple[Monitor, list[Any]]:
-    """A monitor whose ranks are in one barrier when asked for their collectives, and then at `rows_later`."""
+    """Return a monitor whose ranks are in one barrier when asked for their collectives, then at `rows_later`."""
     monitor = Monitor.__new__(Monitor)
     monitor.settings = SimpleNamespace(judges=True, floor_s=FLOOR_S)  # type: ignore[assignment]
     monitor._dead_since = None
@@ -40,13 +42,13 @@ def test_ranks_that_moved_on_while_they_were_asked_are_not_stalled(monkeypatch: 
     assert verdicts == []
 
 
-def test_ranks_that_did_not_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_did_not_move_on_are_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
     monitor, verdicts = looking_at(LONG, monkeypatch)
     monitor._look(LONG)
     assert [verdict.kind for verdict in verdicts] == ["unfinished"]
 
 
-def test_ranks_of_a_node_that_nobody_has_heard_of_are_those_that_never_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_a_node_that_never_reported_are_those_that_never_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     monitor = Monitor.__new__(Monitor)
     joining = row(0, Stage.INIT, 31.0, part=int(InitPart.JOIN), limit_s=30.0, step=0)
     beacon = SimpleNamespace(world_size=2)
@@ -62,7 +64,7 @@ def test_ranks_of_a_node_that_nobody_has_heard_of_are_those_that_never_joined(mo
     assert monitor._rows() == [training]
 
 
-def test_a_report_that_cannot_be_made_does_not_keep_the_job_from_being_ended(
+def test_a_report_that_fails_does_not_prevent_the_job_from_being_ended(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monitor = Monitor.__new__(Monitor)
@@ -75,3 +77,9 @@ def test_a_report_that_cannot_be_made_does_not_keep_the_job_from_being_ended(
     assert "no answer within 0.2 s" in said
     assert "division by zero" in said
     assert said.count("rank 1 died") == 2
+
+
+def test_the_monitor_needs_no_torch() -> None:
+    code = "import sys, nest_ssl.watchdog.monitor; print('torch' in sys.modules, 'hydra' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]

@@ -1,1 +1,1 @@
-"""Making batches: reading, noise, augmentation, padding, and the loader that hands them out."""
+"""Making batches: reading, noise, augmentation, padding, and the loader that yields them."""

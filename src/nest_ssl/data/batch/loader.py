@@ -1,32 +1,41 @@
-"""The loader: a torch DataLoader over a plan, which can start at any batch and keeps count of bad files."""
+"""The loader: a torch DataLoader over a plan that can start at any batch and counts bad files."""
 
 from __future__ import annotations
 
+import json
+import logging
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from nest_ssl.data.batch.bad_data import BadDataLog
-from nest_ssl.data.batch.batch import AudioNoiseBatch
-from nest_ssl.data.batch.shared_blocks import keep_blocks
-from nest_ssl.data.plan.plan import BatchSpec, Plan
+from nest_ssl.data.batch.collate import AudioNoiseBatch, BadDataError, BadFile, keep_blocks
+from nest_ssl.data.plan.batches import BatchSpec, Plan
 from nest_ssl.freed_memory import give_back_freed_memory
+
+log = logging.getLogger(__name__)
+
+MIN_UTTERANCES = 1000
+"""Where an epoch's length is unknown (lhotse, endless), the share is of at least this many utterances."""
+MAX_NAMED = 10
+"""Files named in the log; the others are only in the run's list."""
 
 
 class BatchSampler(Sampler[Any], ABC):
-    """Hands out what each batch is made of; knows the epoch and where to start in it."""
+    """Yields the description of each batch; knows the epoch and where to start in it."""
 
     epoch = 0
     start = 0
-    """First batch of the next iteration; used up by it."""
+    """First batch of the next iteration, which resets it to 0."""
     same_every_epoch = False
 
     def set_epoch(self, epoch: int) -> None:
-        """Lightning calls this at the start of every epoch, also of one that is being resumed."""
+        """Choose the epoch; the trainer calls this at the start of every epoch, also when it resumes one."""
         if epoch != self.epoch and not self.same_every_epoch:
             self.epoch, self.start = epoch, 0
 
@@ -69,7 +78,7 @@ class PlanSampler(BatchSampler):
 
 
 class PlannedLoader(DataLoader[AudioNoiseBatch]):
-    """Batches of one rank. `set_epoch` chooses the epoch; `position` and `resume` go on after batch k."""
+    """The batches of one rank. `set_epoch` chooses the epoch; `position` and `resume` continue after batch k."""
 
     def __init__(
         self,
@@ -92,7 +101,7 @@ class PlannedLoader(DataLoader[AudioNoiseBatch]):
             num_workers=num_workers,
             pin_memory=pinned,
             worker_init_fn=keep_blocks if pinned else None,
-            # torch refuses these two without loader processes
+            # torch refuses these two without workers
             persistent_workers=persistent_workers and num_workers > 0,
             prefetch_factor=prefetch_factor if num_workers > 0 else None,
         )
@@ -106,7 +115,7 @@ class PlannedLoader(DataLoader[AudioNoiseBatch]):
 
     @property
     def plan_hash(self) -> str:
-        """To be compared between ranks before the first step."""
+        """The plan's hash, which the ranks compare before the first step."""
         return self.batches.plan_hash()
 
     def set_epoch(self, epoch: int) -> None:
@@ -126,7 +135,7 @@ class PlannedLoader(DataLoader[AudioNoiseBatch]):
         self._next_batch = 0
 
     def start_at(self, epoch: int, batch: int) -> None:
-        """Let the next iteration begin with batch `batch` of `epoch`, or with the next epoch if there is none."""
+        """Start the next iteration at batch `batch` of `epoch`, or at the next epoch if there is no such batch."""
         num_batches = None if self.batches.utterances_per_epoch() is None else len(self)
         if num_batches is not None and batch >= num_batches:
             epoch, batch = epoch + 1, 0
@@ -134,9 +143,9 @@ class PlannedLoader(DataLoader[AudioNoiseBatch]):
         self._next_batch = batch
 
     def position(self, next_batch: int | None = None) -> dict[str, Any]:
-        """Taken after batch k was received, it makes the next iteration start with batch k + 1.
+        """Return the state that, taken after batch k was received, makes `resume` continue with batch k + 1.
 
-        A caller that reads ahead gives the number of the `next_batch` it has not used yet.
+        A caller that reads ahead passes the number of the `next_batch` it has not used yet.
         """
         return {
             "epoch": self.batches.epoch,
@@ -149,8 +158,8 @@ class PlannedLoader(DataLoader[AudioNoiseBatch]):
         if state["plan_hash"] != self.plan_hash:
             raise ValueError(
                 "the checkpoint was written with another batch plan: seed, data, batch size or number of ranks have "
-                "changed, so training cannot go on at the same batch. Restore them, or start a new epoch without the "
-                "loader's state."
+                "changed, so training cannot resume at the same batch. Restore them, or start a new epoch without "
+                "the loader's state."
             )
         self.batches.epoch, self.batches.start = state["epoch"], state["next_batch"]
         self._next_batch = state["next_batch"]
@@ -159,3 +168,75 @@ class PlannedLoader(DataLoader[AudioNoiseBatch]):
 
 def _unchanged(batch: Any) -> Any:
     return batch
+
+
+class BadDataLog:
+    """Counts what a rank could not read, writes each file once to `path`, and stops above `max_bad_fraction`."""
+
+    def __init__(self, *, max_bad_fraction: float, utterances_per_epoch: int | None, path: Path | None = None) -> None:
+        self.max_bad_fraction = max_bad_fraction
+        self.utterances_per_epoch = utterances_per_epoch
+        self.path = path
+        self.epoch = 0
+        self.num_read = 0
+        """Utterances of this epoch so far."""
+        self.num_bad: Counter[str] = Counter()
+        """Counts of this epoch by kind: utterances replaced, noise drawn again, utterances left without noise."""
+        self.files: dict[str, BadFile] = {}
+        """Every bad file of the run, by path."""
+
+    def start_epoch(self, epoch: int) -> None:
+        self.epoch, self.num_read, self.num_bad = epoch, 0, Counter()
+
+    def record(self, num_utterances: int, bad_files: list[BadFile]) -> None:
+        """Count a batch. Raises BadDataError if the epoch's share of bad utterances is too high."""
+        self.num_read += num_utterances
+        for bad in bad_files:
+            self.num_bad[bad.kind] += not bad.stand_in
+            if bad.kind != "no-noise" and bad.audio_filepath not in self.files:
+                self._name(bad)
+        if bad_files:
+            self._stop_if_too_many()
+
+    def _name(self, bad: BadFile) -> None:
+        self.files[bad.audio_filepath] = bad
+        if len(self.files) <= MAX_NAMED:
+            log.warning("bad %s file: %s: %s", bad.kind, bad.audio_filepath, bad.reason)
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(bad), ensure_ascii=False) + "\n")
+
+    def _stop_if_too_many(self) -> None:
+        out_of = self.utterances_per_epoch or max(self.num_read, MIN_UTTERANCES)
+        for kind, what in (("speech", "could not be read"), ("no-noise", "found no noise that could be read")):
+            if self.num_bad[kind] > self.max_bad_fraction * out_of:
+                raise BadDataError(
+                    f"{self.num_bad[kind]} of {out_of:,} utterances of epoch {self.epoch} {what}, more than "
+                    f"max_bad_fraction = {self.max_bad_fraction:.2%}.\n{self.summary()}\n"
+                    "Run 'nest-ssl prepare' on the data to leave them out, or raise max_bad_fraction."
+                )
+
+    def summary(self) -> str:
+        """Return one paragraph for the log; empty if nothing was bad."""
+        if not self.files and not self.num_bad:
+            return ""
+        reasons = Counter(bad.reason for bad in self.files.values())
+        lines = [
+            f"bad data: {self.num_bad['speech']} of {self.num_read:,} utterances of epoch {self.epoch} replaced, "
+            f"{self.num_bad['noise']} noise segments drawn again, {self.num_bad['no-noise']} utterances without noise; "
+            f"{len(self.files)} bad files in this run",
+            *(f"  {count} x {reason}" for reason, count in reasons.most_common(MAX_NAMED)),
+            *(f"  {bad.kind}: {bad.audio_filepath}: {bad.reason}" for bad in list(self.files.values())[:MAX_NAMED]),
+        ]
+        if self.path is not None:
+            lines.append(f"  all of them: {self.path}")
+        return "\n".join(lines)
+
+    def state_dict(self) -> dict[str, object]:
+        return {"num_read": self.num_read, "num_bad": dict(self.num_bad)}
+
+    def load_state_dict(self, state: dict[str, object], epoch: int) -> None:
+        self.start_epoch(epoch)
+        self.num_read = int(state["num_read"])  # type: ignore[call-overload]
+        self.num_bad.update(state["num_bad"])  # type: ignore[call-overload]

@@ -1,1 +1,1 @@
-"""Manifests: JSON lines as NeMo's, their index, and the paths in them."""
+"""Manifests: reading, indexing and listing NeMo's JSON lines."""

@@ -1,8 +1,8 @@
-"""The index of a manifest: where each line begins and how long each utterance is, as a memory-mapped file beside it.
+"""The index of a manifest: where each line starts and how long each utterance is, in a memory-mapped file next to it.
 
-Built once, in one pass (10 million lines: see benchmarks/manifest_index.py), and again when the manifest's size or
-time of change differs. Layout, little endian: a header of 128 bytes, then N starts (int64), N durations (float32), and
-for each run of blank lines the number of the next utterance and of its line (2 x int64).
+Built once, in one pass (10 million lines: see benchmarks/manifest_index.py), and rebuilt when the manifest's size or
+modification time changes. Layout, little endian: a header of 128 bytes, then N starts (int64), N durations (float32),
+and for each run of blank lines the number of the next utterance and of its line (2 x int64).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAGIC = b"NESTIDX1"
 HEADER = struct.Struct("<8s qqqq 32s 56x")  # magic, size, mtime_ns, utterances, gaps, digest of the manifest
 PIECE_BYTES = 4 << 20
 SMALL_INDEX_BYTES = 1 << 20
-"""Smaller indexes are read instead of mapped: a mapping keeps a file descriptor, and shards come by the thousand."""
+"""Smaller indexes are read, not mapped: a mapping keeps a file descriptor open, and there may be 1000s of shards."""
 BOM = b"\xef\xbb\xbf"
 
 
@@ -41,19 +41,14 @@ class ManifestIndex:
     starts: NDArray[np.int64]
     durations_s: NDArray[np.float32]
     gaps: NDArray[np.int64]
-    """(number of runs of blank lines, 2): next utterance, and its line number."""
+    """(number of runs of blank lines, 2): the next utterance, and its line number, counted from 1."""
     digest: bytes
     """Hash of the manifest's content."""
     size_bytes: int
 
-    def line_number(self, index: int) -> int:
-        """From 1, as editors count."""
-        gap = int(np.searchsorted(self.gaps[:, 0], index, side="right")) - 1
-        return index + 1 if gap < 0 else int(self.gaps[gap, 1]) + index - int(self.gaps[gap, 0])
-
 
 def open_index(manifest: str) -> ManifestIndex:
-    """The index of a manifest: the stored one if it is fresh, a new one otherwise."""
+    """Open the stored index of a manifest, or build a new one if there is none or the manifest has changed."""
     try:
         status = os.stat(manifest)
         if not os.path.isfile(manifest):
@@ -78,7 +73,7 @@ def open_index(manifest: str) -> ManifestIndex:
             logger.warning("%s: its folder cannot be written (%s); the index is %s", manifest, failures[0], place)
         index = _load(place, status)
         if index is None:
-            raise ManifestError(manifest, "changed while it was read", "Wait until it is written, and start again.")
+            raise ManifestError(manifest, "changed while being read", "Wait until it is complete, and start again.")
         return index
     raise ManifestError(manifest, f"no place for its index ({'; '.join(failures)})", "Set NEST_SSL_CACHE_DIR.")
 
@@ -91,7 +86,7 @@ def _cache_path(manifest: str) -> Path:
 
 
 def _load(place: Path, status: os.stat_result) -> ManifestIndex | None:
-    """The index stored there; None if there is none, or it is stale, foreign or cut off."""
+    """Load the index stored there; None if there is none, or it is stale, truncated or not an index."""
     try:
         with open(place, "rb") as file:
             header = file.read(HEADER.size)
@@ -120,7 +115,7 @@ def _load(place: Path, status: os.stat_result) -> ManifestIndex | None:
 
 
 def _build(manifest: str, place: Path, status: os.stat_result) -> None:
-    """Writes the index at once, so that no reader ever sees half of one."""
+    """Write the index atomically, so that no reader ever sees half of one."""
     digest = hashlib.sha256()
     num_utterances, next_line, expected_line = 0, 1, 1
     gaps: list[tuple[int, int]] = []
@@ -150,7 +145,7 @@ def _build(manifest: str, place: Path, status: os.stat_result) -> None:
 
 
 def _pieces(file: BinaryIO, digest: Any) -> Iterator[tuple[int, bytes]]:
-    """Pieces of about 4 MB that end at the end of a line, with their position; a byte-order mark is left out."""
+    """Yield pieces of about 4 MB that end at line ends, with their positions; a byte-order mark is left out."""
     start, rest = 0, b""
     while block := file.read(PIECE_BYTES):
         digest.update(block)

@@ -1,10 +1,13 @@
-"""One line, or many lines, of a JSON-lines manifest: checked values, or an error that names file and line."""
+"""The lines of a JSON-lines manifest: checked values, where the audio is, or an error that names file and line."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import re
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NoReturn
 
 import msgspec
@@ -12,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 PREPARE_HINT = "Run 'nest-ssl prepare {manifest} --output NEW.jsonl' to write a good one."
+TARRED_MANIFEST = re.compile(r"(?:^|[/\\])(?:sharded_manifests[/\\]manifest_\d+\.json|tarred_audio_manifest\.json)$")
 
 
 class ManifestError(ValueError):
-    """A manifest cannot be used: where (file, line), what, and the way out."""
+    """A manifest cannot be used: where (file, line), what is wrong, and the way out."""
 
     def __init__(self, where: str, what: str, way_out: str) -> None:
         super().__init__(where, what, way_out)
@@ -26,7 +30,7 @@ class ManifestError(ValueError):
 
 
 class Line(msgspec.Struct, gc=False):
-    """The keys that matter for an index; msgspec skips the others without building them."""
+    """The keys that an index needs; msgspec skips the others without building objects."""
 
     audio_filepath: str | None = None
     audio_filename: str | None = None
@@ -42,17 +46,17 @@ class Lines:
     """The utterances of a piece of a manifest."""
 
     starts: NDArray[np.int64]
-    """Where each begins, in bytes from the start of the piece."""
+    """Where each line starts, in bytes from the start of the piece."""
     line_numbers: NDArray[np.int64]
-    """From 0, within the piece; blank lines count."""
+    """Counted from 0 within the piece, blank lines included."""
     durations_s: NDArray[np.float32]
     """NaN where unknown."""
     num_lines: int
-    """With the blank ones."""
+    """Blank lines included."""
 
 
 def parse_lines(piece: bytes, manifest: str, first_line: int) -> Lines:
-    """All lines of a piece that begins at a line's start. 10 times as fast as json.loads line by line."""
+    """Parse all lines of a piece that starts at the start of a line; 10 times faster than json.loads line by line."""
     newlines = np.flatnonzero(np.frombuffer(piece, dtype=np.uint8) == ord("\n"))
     starts = np.concatenate([[0], newlines + 1]).astype(np.int64)
     ends = np.append(newlines, len(piece))
@@ -64,11 +68,11 @@ def parse_lines(piece: bytes, manifest: str, first_line: int) -> Lines:
             piece.decode()
         lines = _decode_lines(piece)
         if len(lines) != len(numbers) or not all(map(_path, lines)):
-            raise ValueError("not one good object per line")
+            raise ValueError("not one valid object per line")
         durations_s = np.array([math.nan if x.duration is None else x.duration for x in lines], dtype=np.float32)
         if (durations_s < 0).any() or min(map(_offset, lines), default=0) < 0:
             raise ValueError("a negative time")
-    except (msgspec.MsgspecError, ValueError):  # the slow way finds the line and says what is wrong with it
+    except (msgspec.MsgspecError, ValueError):  # the slow way finds the line and what is wrong with it
         numbers = np.array([n for n in numbers if piece[starts[n] : ends[n]].strip()], dtype=np.int64)
         durations_s = np.array(
             [_checked_duration(piece[starts[n] : ends[n]], manifest, first_line + int(n)) for n in numbers],
@@ -86,7 +90,7 @@ def _offset(line: Line) -> float:
 
 
 def _filled(piece: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Numbers of the lines that are not blank. Lines of 20 bytes and more are taken for filled without a look."""
+    """Return the numbers of the lines that are not blank; those of 20 bytes or more are assumed to be filled."""
     blank = [n for n in np.flatnonzero(ends - starts < 20) if not piece[starts[n] : ends[n]].strip()]
     return np.delete(np.arange(len(starts)), blank)
 
@@ -97,7 +101,7 @@ def _checked_duration(line: bytes, manifest: str, line_number: int) -> float:
 
 
 def parse_line(line: bytes, manifest: str, line_number: int) -> dict[str, Any]:
-    """The object of one line; `audio_filepath`, `duration` and `offset` are there and checked."""
+    """Parse one line into a dict in which `audio_filepath`, `duration` and `offset` are present and checked."""
     hint = PREPARE_HINT.format(manifest=manifest)
 
     def fail(what: str) -> NoReturn:
@@ -128,7 +132,7 @@ def parse_line(line: bytes, manifest: str, line_number: int) -> dict[str, Any]:
 
 
 def _parse_as_python_does(line: bytes, fail: Any) -> Any:
-    """json.loads: slower, but takes NaN in other keys as NeMo does; its messages are better too."""
+    """Parse with json.loads: slower, but it accepts NaN in other keys, as NeMo does, and its messages are better."""
     try:
         return json.loads(line.decode())
     except UnicodeDecodeError as error:
@@ -137,3 +141,32 @@ def _parse_as_python_does(line: bytes, fail: Any) -> Any:
         fail(f"not JSON ({error.msg} at column {error.colno})")
     except RecursionError:
         fail("not JSON (nested too deeply)")
+
+
+def is_tarred_manifest(manifest: str) -> bool:
+    """Tell by the file name, as NeMo does, whether the audio paths in a manifest are names inside tar shards."""
+    return TARRED_MANIFEST.search(manifest) is not None
+
+
+@lru_cache(maxsize=4096)
+def _folder_of(manifest: str) -> str | None:
+    """Return the folder that relative paths start from; None for manifests of tar shards."""
+    return None if is_tarred_manifest(manifest) else os.path.dirname(os.path.abspath(manifest))
+
+
+def resolve_audio_path(audio_path: str, manifest: str) -> str:
+    """Make a relative path absolute: in the manifest's folder, or else, if it exists there, in the working folder.
+
+    Backslashes in a manifest made on Windows are separators, unless a file has exactly that name.
+    """
+    folder = _folder_of(manifest)
+    if folder is None:
+        return audio_path
+    resolved = os.path.join(folder, os.path.expanduser(audio_path))
+    if os.path.isabs(audio_path) and "\\" not in audio_path:
+        return resolved
+    if os.path.exists(resolved):
+        return resolved
+    if "\\" in audio_path and os.sep == "/":
+        return resolve_audio_path(audio_path.replace("\\", "/"), manifest)
+    return os.path.abspath(audio_path) if os.path.exists(audio_path) else resolved

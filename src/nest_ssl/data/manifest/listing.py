@@ -1,4 +1,4 @@
-"""What an input of `nest-ssl prepare` names, in an order that does not change: a folder, a list, or a manifest."""
+"""List the audio files that a folder, a list or a manifest names, in a fixed order."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from nest_ssl.data.manifest.lines import ManifestError, parse_line
-from nest_ssl.data.manifest.paths import resolve_audio_path
+from nest_ssl.data.manifest.lines import ManifestError, parse_line, resolve_audio_path
 
 # fmt: off
 NOT_AUDIO = frozenset({
@@ -22,25 +21,25 @@ NOT_AUDIO = frozenset({
     ".pt", ".idx", ".partial", ".log", ".state", ".new",
 })
 # fmt: on
-"""Files of a folder that are passed over without a word about each; everything else is tried."""
+"""Files of a folder that are skipped silently; everything else is tried."""
 NAMES_IN_MEMORY = 500_000
 """A folder with more entries than this is sorted through temporary files."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One thing to measure."""
+    """One file to measure."""
 
     path: str
-    """Where the audio is; for messages alone when there is an error."""
+    """Where the audio is; if there is an error, only a name for messages."""
     item: dict[str, Any] = field(default_factory=dict)
-    """What the input manifest already says about it."""
+    """What the input manifest says about it."""
     error: str | None = None
     """Why it cannot be measured."""
 
 
 def input_kind(source: Path) -> str:
-    """folder, manifest or list."""
+    """Return 'folder', 'manifest' or 'list'."""
     if source.is_dir():
         return "folder"
     if not source.exists():
@@ -55,7 +54,7 @@ def input_kind(source: Path) -> str:
 
 
 def list_entries(source: Path) -> Iterator[Entry]:
-    """Everything the input names, in a fixed order, one at a time."""
+    """Yield everything that the input names, in a fixed order."""
     kind = input_kind(source)
     if kind == "folder":
         return _folder_entries(os.fspath(source), ())
@@ -63,7 +62,7 @@ def list_entries(source: Path) -> Iterator[Entry]:
 
 
 def _folder_entries(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[Entry]:
-    """Files below a folder, sorted by name at each level. Links are followed, but never back to a folder above."""
+    """Yield the files below a folder, sorted by name at each level. Links are followed, except to a folder above."""
     try:
         status = os.stat(folder)
         identity = (status.st_dev, status.st_ino)
@@ -80,7 +79,7 @@ def _folder_entries(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator
 
 
 def _sorted_names(folder: str) -> Iterator[str]:
-    """Names in a folder by their bytes; in constant memory, however many there are."""
+    """Yield the names in a folder, sorted by their bytes, in constant memory."""
     names: list[bytes] = []
     with ExitStack() as stack:
         runs: list[Iterator[bytes]] = []
@@ -95,7 +94,7 @@ def _sorted_names(folder: str) -> Iterator[str]:
 
 
 def _spilled(names: list[bytes], file: IO[bytes]) -> Iterator[bytes]:
-    """The same names, from a file. A zero byte, which no name holds, stands for a newline in one."""
+    """Write the names to a file and yield them from it. A zero byte, which no name contains, replaces a newline."""
     file.writelines(name.replace(b"\n", b"\0") + b"\n" for name in names)
     file.seek(0)
     return (line[:-1].replace(b"\0", b"\n") for line in file)

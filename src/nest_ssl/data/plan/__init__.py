@@ -1,1 +1,1 @@
-"""The batch plan: which utterances every rank reads in every step."""
+"""The batch plan: the order of an epoch, cut into batches for all ranks."""

@@ -1,6 +1,6 @@
-"""Orders: in which sequence an epoch goes through the utterances, the same on every rank.
+"""Orders: the sequence in which an epoch visits the utterances, the same on every rank.
 
-An order is a pure function of its settings and the epoch. It knows nothing of batches or ranks; `plan.py` cuts it up.
+An order is a pure function of its settings and the epoch. It knows nothing of batches or ranks; `batches.py` cuts it.
 """
 
 from __future__ import annotations
@@ -12,34 +12,34 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from nest_ssl.data.batch.randomness import Stream, generator_for
+from nest_ssl.data.randomness import Stream, generator_for
 
 Indices = npt.NDArray[np.uint32]
-"""Numbers of utterances: 40 MB for ten million of them."""
+"""Utterance numbers: 40 MB for ten million of them."""
 
 
 class Order(Protocol):
-    """Which utterance stands at each position of an epoch."""
+    """Which utterance comes at each position of an epoch."""
 
     def __len__(self) -> int:
-        """Positions in an epoch."""
+        """Return the number of positions in an epoch."""
 
     def indices(self, epoch: int) -> Indices:
-        """(len,) utterance at each position."""
+        """Return (len,) the utterance at each position."""
 
     def settings(self) -> dict[str, Any]:
-        """All that `indices` depends on, for the plan's hash."""
+        """Return everything that `indices` depends on, for the plan's hash."""
 
 
 @dataclass(frozen=True)
 class PlainOrder:
-    """Every utterance once, as in the manifest or shuffled anew in each epoch."""
+    """Every utterance once, in manifest order or reshuffled in each epoch."""
 
     num_utterances: int
     seed: int
     shuffle: bool
     stream: int = 0
-    """Tells datasets of one mixture apart."""
+    """Gives each dataset of a mixture its own random numbers."""
 
     def __len__(self) -> int:
         return self.num_utterances
@@ -110,11 +110,11 @@ class ChainOrder:
 
 @dataclass(frozen=True)
 class MixtureOrder:
-    """Datasets mixed in fixed numbers per epoch. Each dataset goes through its own passes, however the epochs fall:
+    """Datasets mixed in fixed numbers per epoch, each in passes of its own that need not end with an epoch.
 
-    epoch e takes the next `counts[d]` utterances of dataset d, so no utterance comes an n-th time before all the
-    others of its dataset came n - 1 times. `in_turn` takes the datasets one after another; otherwise they are
-    spread at random.
+    Epoch e takes the next `counts[d]` utterances of dataset d, so no utterance comes for the n-th time before all
+    others of its dataset came n - 1 times. `in_turn` alternates between the datasets; otherwise they are spread at
+    random.
     """
 
     datasets: tuple[Order, ...]
@@ -127,7 +127,7 @@ class MixtureOrder:
 
     def indices(self, epoch: int) -> Indices:
         which = np.repeat(np.arange(len(self.counts)), self.counts)
-        if self.in_turn:  # the n-th of every dataset before the n + 1-th of any
+        if self.in_turn:  # the n-th of every dataset before the (n + 1)-th of any
             which = which[np.argsort(np.concatenate([np.arange(count) for count in self.counts]), kind="stable")]
         else:
             generator_for(self.seed, Stream.MIXTURE, epoch).shuffle(which)
@@ -143,12 +143,12 @@ class MixtureOrder:
 
 
 def temperature_weights(sizes: Sequence[int], temperature: float) -> list[float]:
-    """Sizes to the power 1 / temperature: 1 keeps the proportions, large values make the datasets equal."""
+    """Return sizes to the power 1 / temperature: 1 keeps the proportions, large values equalise the datasets."""
     return (np.asarray(sizes, dtype=np.float64) ** (1 / temperature)).tolist()  # type: ignore[no-any-return]
 
 
 def share_out(total: int, weights: Sequence[float]) -> tuple[int, ...]:
-    """`total` in whole numbers proportional to `weights`, by largest remainders; at least 1 each."""
+    """Split `total` into integers proportional to `weights`, by largest remainders; at least 1 each."""
     exact = np.asarray(weights, dtype=np.float64) / np.sum(weights) * total
     counts = np.floor(exact + 1e-9).astype(np.int64)
     short = total - int(counts.sum())
@@ -159,7 +159,7 @@ def share_out(total: int, weights: Sequence[float]) -> tuple[int, ...]:
 
 
 def _stream(order: Order, start: int, stop: int) -> Indices:
-    """Positions [start, stop) of the order's passes, one after another."""
+    """Return positions [start, stop) of the order's passes, counted from the first pass on."""
     size = len(order)
     parts = [np.empty(0, dtype=np.uint32)]
     for number in range(start // size, -(-stop // size)):
@@ -169,8 +169,9 @@ def _stream(order: Order, start: int, stop: int) -> Indices:
 
 
 def _ranges(firsts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> Indices:
-    """[first, first + size) for each pair, one after another."""
+    """Concatenate [first, first + size) of all pairs."""
     ends = np.cumsum(sizes)
     indices: Indices = np.arange(ends[-1] if len(ends) else 0, dtype=np.uint32)
-    indices += np.repeat((firsts - (ends - sizes)).astype(np.uint32), sizes)  # differences may wrap around; sums do not
+    # Differences may wrap around; their sums do not.
+    indices += np.repeat((firsts - (ends - sizes)).astype(np.uint32), sizes)
     return indices

@@ -1,1 +1,1 @@
-"""Where utterances come from: files, tar shards, lhotse."""
+"""Data sources: audio files, tar shards, and lhotse's cuts."""

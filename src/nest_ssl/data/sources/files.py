@@ -1,4 +1,4 @@
-"""Datasets over manifests: files on disk. Tar shards are in `tarred.py`, lhotse in `lhotse_dataset.py`."""
+"""Data sources: utterances by number. Here: audio files that manifests name. `tar.py` reads tar shards."""
 
 from __future__ import annotations
 
@@ -10,24 +10,52 @@ import numpy.typing as npt
 from torch.utils.data import Dataset
 
 from nest_ssl.audio import read_audio
-from nest_ssl.audio.mixing import Samples
 from nest_ssl.audio.signal import ChannelSelector
-from nest_ssl.data.batch.augmentation import SpeakerNoiseAugmentation
-from nest_ssl.data.batch.batch import AudioNoiseBatch, AudioNoiseItem, collate
-from nest_ssl.data.batch.maker import BatchMaker, Place
-from nest_ssl.data.batch.noise import NoiseSource
-from nest_ssl.data.batch.randomness import RandomSource, Stream, generator_for
-from nest_ssl.data.batch.threads import OnRead
-from nest_ssl.data.manifest.manifest import Manifest, Utterance, open_manifests
-from nest_ssl.data.manifest.paths import Paths
+from nest_ssl.data.batch.augmentation import Augmentation, NoiseSource
+from nest_ssl.data.batch.collate import AudioNoiseBatch, AudioNoiseItem, collate
+from nest_ssl.data.batch.make import BatchMaker, OnRead, Place, Speech
+from nest_ssl.data.manifest.read import Manifest, Paths, Utterance, open_manifests
+from nest_ssl.data.plan.batches import BatchSpec
 from nest_ssl.data.plan.order import Order, PlainOrder
-from nest_ssl.data.plan.plan import BatchSpec
+from nest_ssl.data.randomness import RandomSource, Stream, generator_for, per_utterance
+
+
+class Source(ABC):
+    """Utterances by number. `nest_ssl.plugins.register_source` adds one for `model.train_ds.source`."""
+
+    name: str
+    """For messages."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of utterances."""
+
+    @abstractmethod
+    def read(self, index: int, on_read: OnRead = None) -> Speech:
+        """Read utterance `index`; raise AudioError if it cannot be read.
+
+        Call `on_read`, if given, with the path just before reading: the watchdog then names a file that blocks.
+        Several threads may read at the same time.
+        """
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Return a hash of what is read: equal on all ranks, and different for different data."""
+
+    @property
+    def durations_s(self) -> npt.NDArray[np.float32]:
+        """(len,) seconds, NaN where unknown; buckets need all of them."""
+        return np.full(len(self), np.nan, dtype=np.float32)
+
+    def order(self, *, seed: int, shuffle: bool, stream: int = 0) -> Order:
+        """Return the order in which an epoch visits the utterances."""
+        return PlainOrder(len(self), seed, shuffle, stream)
 
 
 def open_noise(
     noise_manifest: Paths | None, sample_rate: int, *, bank_gb: float = 0.0, on_read: OnRead = None
 ) -> NoiseSource | None:
-    """The noise of `noise_manifest`, if there is one."""
+    """Return the noise of `noise_manifest`, if there is one."""
     if noise_manifest is None:
         return None
     manifest = open_manifests(noise_manifest)
@@ -36,7 +64,7 @@ def open_noise(
     return NoiseSource(manifest, sample_rate, bank_bytes=int(bank_gb * 1e9), on_read=on_read)
 
 
-class ManifestDataset(ABC):
+class ManifestDataset(Source):
     """Utterances of manifests with noise: one by one, or as batches of a plan."""
 
     def __init__(
@@ -45,7 +73,7 @@ class ManifestDataset(ABC):
         *,
         sample_rate: int,
         noise_manifest: Paths | None = None,
-        batch_augmentor: SpeakerNoiseAugmentation | None = None,
+        batch_augmentor: Augmentation | None = None,
         min_audio_len_secs: float = 1.0,
         pad_audio_mode: str = "repeat",
         trim: bool = False,
@@ -54,7 +82,7 @@ class ManifestDataset(ABC):
         seed: int = 0,
         noise_bank_gb: float = 0.0,
     ) -> None:
-        self.manifest = manifest
+        self.manifest, self.name = manifest, manifest.name
         self.sample_rate = sample_rate
         self.batch_augmentor = batch_augmentor
         self.trim, self.int_values, self.channel_selector = trim, int_values, channel_selector
@@ -72,18 +100,17 @@ class ManifestDataset(ABC):
 
     @abstractmethod
     def source(self, index: int, utterance: Utterance) -> tuple[str | bytes, str]:
-        """What to decode for utterance `index`, and its name in messages. Raises AudioError."""
+        """Return what to decode for utterance `index`, and its name in messages; raise AudioError."""
 
     def utterance(self, index: int) -> Utterance:
         return self.manifest[index]
 
-    def read(self, index: int, on_read: OnRead = None) -> Samples:
-        """Clean samples of utterance `index`; AudioError when it cannot be read."""
+    def read(self, index: int, on_read: OnRead = None) -> Speech:
         utterance = self.utterance(index)
         if on_read is not None:
             on_read(utterance.audio_filepath)
         source, name = self.source(index, utterance)
-        return read_audio(
+        samples = read_audio(
             source,
             sample_rate=self.sample_rate,
             offset_s=utterance.offset_s,
@@ -93,50 +120,26 @@ class ManifestDataset(ABC):
             int_values=self.int_values,
             name=name,
         )
+        return Speech(str(index), utterance.audio_filepath, samples)
+
+    def fingerprint(self) -> str:
+        return self.manifest.fingerprint()
 
     @property
     def durations_s(self) -> npt.NDArray[np.float32]:
-        """Of every utterance, as the manifest says; NaN where it does not."""
+        """The duration of every utterance as the manifest states it; NaN where it does not."""
         return self.manifest.durations_s
 
-    def order(self, *, seed: int, shuffle: bool, stream: int = 0) -> Order:
-        """The order in which an epoch goes through the dataset."""
-        return PlainOrder(len(self), seed, shuffle, stream)
-
     def item(self, index: int) -> AudioNoiseItem:
-        """Utterance `index` with noise that depends on the seed and `index` alone."""
-        return self.maker.item(str(index), self.read(index), generator_for(self.maker.seed, Stream.UTTERANCE, index))
+        """Return utterance `index` with noise that depends only on the seed and `index`."""
+        return self.maker.item(self.read(index), generator_for(self.maker.seed, Stream.UTTERANCE, index))
 
     def collate_fn(self, items: Sequence[AudioNoiseItem], *, generator: RandomSource = None) -> AudioNoiseBatch:
-        """A batch of items, augmented."""
+        """Return an augmented batch of items."""
         batch = collate(items)
-        return batch if self.batch_augmentor is None else self.batch_augmentor(batch, generator=generator)
-
-
-class PlannedBatches(Dataset[AudioNoiseBatch]):
-    """What loader processes run: from a batch's description in the plan to the batch.
-
-    Utterances of the plan are numbered through all `sources`.
-    """
-
-    def __init__(self, sources: Sequence[ManifestDataset], maker: BatchMaker) -> None:
-        self.sources, self.maker = sources, maker
-        self._starts = np.cumsum([0] + [len(source) for source in sources])
-
-    def __getitem__(self, spec: BatchSpec) -> AudioNoiseBatch:
-        place = Place(spec.epoch, spec.step, spec.rank)
-        batch, used = self.maker.make(spec.indices.tolist(), spec.spares.tolist(), self._read, place)
-        batch.sample_id = [str(index) for index in used]
-        batch.audio_filepaths = [source.utterance(index).audio_filepath for source, index in map(self._find, used)]
-        return batch
-
-    def _find(self, index: int) -> tuple[ManifestDataset, int]:
-        number = int(np.searchsorted(self._starts, index, side="right")) - 1
-        return self.sources[number], index - int(self._starts[number])
-
-    def _read(self, index: int) -> Samples:
-        source, index = self._find(index)
-        return source.read(index, self.maker.readers.reading)
+        if self.batch_augmentor is None:
+            return batch
+        return self.batch_augmentor(batch, generator=per_utterance(generator, len(items)))
 
 
 class AudioNoiseDataset(ManifestDataset, Dataset[AudioNoiseItem]):
@@ -145,7 +148,7 @@ class AudioNoiseDataset(ManifestDataset, Dataset[AudioNoiseItem]):
     def __init__(
         self,
         noise_manifest: Paths | None = None,
-        batch_augmentor: SpeakerNoiseAugmentation | None = None,
+        batch_augmentor: Augmentation | None = None,
         min_audio_len_secs: float = 1.0,
         pad_audio_mode: str = "repeat",
         *,
@@ -182,3 +185,23 @@ class AudioNoiseDataset(ManifestDataset, Dataset[AudioNoiseItem]):
 
     def source(self, index: int, utterance: Utterance) -> tuple[str | bytes, str]:
         return utterance.audio_filepath, utterance.audio_filepath
+
+
+class PlannedBatches(Dataset[AudioNoiseBatch]):
+    """What workers run: from a batch's description in the plan to the batch.
+
+    The plan numbers utterances through all `sources`.
+    """
+
+    def __init__(self, sources: Sequence[Source], maker: BatchMaker) -> None:
+        self.sources, self.maker = sources, maker
+        self._starts = np.cumsum([0] + [len(source) for source in sources])
+
+    def __getitem__(self, spec: BatchSpec) -> AudioNoiseBatch:
+        place = Place(spec.epoch, spec.step, spec.rank)
+        return self.maker.make(spec.indices.tolist(), spec.spares.tolist(), self._read, place)
+
+    def _read(self, index: int) -> Speech:
+        number = int(np.searchsorted(self._starts, index, side="right")) - 1
+        speech = self.sources[number].read(index - int(self._starts[number]), self.maker.readers.reading)
+        return Speech(str(index), speech.audio_filepath, speech.samples)

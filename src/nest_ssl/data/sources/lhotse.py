@@ -1,7 +1,10 @@
-"""Batches formed by lhotse (`use_lhotse: true`): its samplers choose the utterances, everything after is as elsewhere.
+"""Batches formed by lhotse (`use_lhotse: true`): its samplers choose the utterances; the rest works as elsewhere.
 
-lhotse's samplers give every rank the same number of batches by themselves. They live in the training process, so that
-batches do not depend on the number of loader processes; going on at batch k passes over the metadata of those before.
+lhotse's samplers give every rank the same number of batches by themselves. They run in the training process, so that
+batches do not depend on the number of workers; resuming at batch k skips the metadata of those before. Samplers draw
+from NeMo's manifests (plain or tarred), lhotse's own manifests, Shar folders, and mixtures of them.
+
+lhotse is an optional package (extra `lhotse`), imported when a loader or dataset is built.
 """
 
 from __future__ import annotations
@@ -11,42 +14,74 @@ import hashlib
 import itertools
 import json
 import logging
+import os
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 import soundfile
-from lhotse import CutSet
-from lhotse.audio import AudioLoadingError, DurationMismatchError
-from lhotse.dataset.sampling import DynamicBucketingSampler, DynamicCutSampler
 from torch.utils.data import Dataset
 
 from nest_ssl.audio import AudioError
-from nest_ssl.audio.mixing import Samples
-from nest_ssl.config import AugmentorConfig, DatasetConfig, parse
+from nest_ssl.audio.signal import Samples
+from nest_ssl.config import AugmentorConfig, DatasetConfig, parse, read_yaml
 from nest_ssl.data.batch.augmentation import build_augmentor
-from nest_ssl.data.batch.batch import AudioNoiseBatch
-from nest_ssl.data.batch.loader import BatchSampler, PlannedLoader
-from nest_ssl.data.batch.maker import BatchMaker, Place
-from nest_ssl.data.manifest.paths import Paths
-from nest_ssl.data.plan.plan import MIN_SPARES
+from nest_ssl.data.batch.collate import AudioNoiseBatch
+from nest_ssl.data.batch.loader import BatchSampler
+from nest_ssl.data.batch.make import BatchMaker, Place, Speech
+from nest_ssl.data.manifest.read import Paths
+from nest_ssl.data.plan.batches import MIN_SPARES
 from nest_ssl.data.sources.files import ManifestDataset, open_noise
-from nest_ssl.data.sources.lhotse_inputs import SOURCE, LhotseInputs
 
 log = logging.getLogger(__name__)
 
-CANNOT_READ = (AudioLoadingError, DurationMismatchError, soundfile.LibsndfileError, OSError)
+SOURCE = "nest_ssl_source"
+"""Key of a cut's custom fields: the number of the dataset that reads it; `index` is its number there."""
+
+KEYS = {
+    "nemo": {"manifest_filepath"},
+    "nemo_tarred": {"manifest_filepath", "tarred_audio_filepaths"},
+    "lhotse": {"cuts_path"},
+    "lhotse_shar": {"shar_path"},
+    "group": {"input_cfg"},
+}
 
 Cut = Any
 """One of lhotse's cuts."""
+CutSet = Any
+"""A lhotse.CutSet."""
+
+
+@cache
+def _lhotse() -> Any:
+    """Import lhotse (0.3 s), or say how to install it."""
+    try:
+        import lhotse
+        import lhotse.audio
+        import lhotse.dataset.sampling
+    except ModuleNotFoundError as error:
+        if error.name != "lhotse":
+            raise
+        raise ValueError(
+            "use_lhotse: lhotse, which 'use_lhotse: true' and LhotseAudioNoiseDataset need, is not installed. "
+            "Run: pip install 'nest-ssl[lhotse]'"
+        ) from None
+    return lhotse
+
+
+@cache
+def _cannot_read() -> tuple[type[Exception], ...]:
+    """Return the errors that mean a bad recording."""
+    audio = _lhotse().audio
+    return audio.AudioLoadingError, audio.DurationMismatchError, soundfile.LibsndfileError, OSError
 
 
 @dataclass(frozen=True)
 class CutBatchSpec:
-    """One rank's batch of cuts; the fields as in plan.BatchSpec."""
+    """One rank's batch of cuts; for the fields see BatchSpec."""
 
     epoch: int
     step: int
@@ -56,7 +91,7 @@ class CutBatchSpec:
 
 
 class LhotseAudioNoiseDataset(Dataset[AudioNoiseBatch]):
-    """From cuts to a noisy batch."""
+    """Turns cuts into a noisy batch."""
 
     def __init__(
         self,
@@ -67,6 +102,7 @@ class LhotseAudioNoiseDataset(Dataset[AudioNoiseBatch]):
         sources: Sequence[ManifestDataset] = (),
         maker: BatchMaker | None = None,
     ) -> None:
+        _lhotse()
         self.sources = sources
         self.maker = maker or BatchMaker(
             sample_rate=sample_rate,
@@ -78,27 +114,25 @@ class LhotseAudioNoiseDataset(Dataset[AudioNoiseBatch]):
         )
 
     def __getitem__(self, spec: CutBatchSpec | CutSet) -> AudioNoiseBatch:
-        """A batch of the sampler's, or of any cuts (then with noise and mixing of batch 0)."""
+        """Make a batch that the sampler describes, or one of any cuts (then with the random numbers of batch 0)."""
         if not isinstance(spec, CutBatchSpec):
             spec = CutBatchSpec(0, 0, 0, list(spec), [])
-        batch, used = self.maker.make(spec.cuts, spec.spares, self._read, Place(spec.epoch, spec.step, spec.rank))
-        batch.sample_id = [cut.id for cut in used]
-        batch.audio_filepaths = [_name(cut) for cut in used]
-        return batch
+        return self.maker.make(spec.cuts, spec.spares, self._read, Place(spec.epoch, spec.step, spec.rank))
 
-    def _read(self, cut: Cut) -> Samples:
+    def _read(self, cut: Cut) -> Speech:
         custom = cut.custom or {}
         if SOURCE in custom:
-            return self.sources[int(custom[SOURCE])].read(int(custom["index"]), self.maker.readers.reading)
+            speech = self.sources[int(custom[SOURCE])].read(int(custom["index"]), self.maker.readers.reading)
+            return replace(speech, sample_id=cut.id)
         self.maker.readers.reading(_name(cut))
         try:
             channels = cut.resample(self.maker.sample_rate).load_audio()
-        except CANNOT_READ as error:
+        except _cannot_read() as error:
             raise AudioError(_name(cut), str(error).splitlines()[0]) from None
         samples: Samples = np.ascontiguousarray(channels.mean(axis=0), dtype=np.float32)
         if not np.isfinite(samples.sum()):
             raise AudioError(_name(cut), "samples are NaN or infinite")
-        return samples
+        return Speech(cut.id, _name(cut), samples)
 
 
 def _name(cut: Cut) -> str:
@@ -137,8 +171,8 @@ class CutBatches(BatchSampler):
                 yield CutBatchSpec(self.epoch, step, self.rank, cuts, spares)
 
     def _batches(self, epoch: int) -> Iterator[list[Cut]]:
-        """A sampler anew for each epoch: lhotse's keep state that depends on how far they were read."""
-        config = self.config
+        """Yield the batches of a new sampler: lhotse's keep state that depends on how far they were read."""
+        config, sampling = self.config, _lhotse().dataset.sampling
         shared = {
             "max_duration": config.batch_duration,
             "max_cuts": config.batch_size,
@@ -152,7 +186,7 @@ class CutBatches(BatchSampler):
         cuts = self.inputs.cuts(epoch)
         if config.use_bucketing:
             try:
-                sampler = DynamicBucketingSampler(
+                sampler = sampling.DynamicBucketingSampler(
                     cuts,
                     num_buckets=config.num_buckets,
                     duration_bins=config.bucket_duration_bins,
@@ -161,17 +195,18 @@ class CutBatches(BatchSampler):
                     concurrent=config.concurrent_bucketing,
                     **shared,
                 )
-            except AssertionError as error:  # lhotse's way to refuse
+            except AssertionError as error:  # how lhotse refuses
                 raise ValueError(f"num_buckets={config.num_buckets}: {error or 'at least 2 are needed'}") from error
         else:
-            sampler = DynamicCutSampler(cuts, shuffle_buffer_size=config.shuffle_buffer_size, **shared)
+            sampler = sampling.DynamicCutSampler(cuts, shuffle_buffer_size=config.shuffle_buffer_size, **shared)
         sampler.set_epoch(epoch)
         for batch in sampler:
             yield list(batch)
 
     def plan_hash(self) -> str:
-        """Over all settings: lhotse's batches depend on most of them."""
+        """Hash all settings: lhotse's batches depend on most of them."""
         settings = {**dataclasses.asdict(self.config), "num_workers": None, "pin_memory": None}
+        del settings["source"], settings["source_options"]  # refused with lhotse; older checkpoints have none
         text = json.dumps([settings, self.world_size, self.seed, self.inputs.fingerprint()], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -179,28 +214,183 @@ class CutBatches(BatchSampler):
         return None
 
 
-def build_lhotse_loader(
-    config: DatasetConfig,
-    maker: BatchMaker,
-    *,
-    rank: int,
-    world_size: int,
-    seed: int,
-    bad_files_path: Path | None,
-    same_every_epoch: bool,
-) -> PlannedLoader:
-    """As build.build_loader, for `use_lhotse: true`."""
-    for key in ("is_concat", "bucketing_batch_size", "bucketing_weights"):
-        if getattr(config, key):
-            log.warning("%s: is not used with 'use_lhotse: true'; give datasets and their weights by input_cfg.", key)
-    inputs = LhotseInputs(config, seed)
-    return PlannedLoader(
-        LhotseAudioNoiseDataset(sources=inputs.sources, maker=maker),
-        CutBatches(config, inputs, rank=rank, world_size=world_size, seed=seed, same=same_every_epoch),
-        max_bad_fraction=config.max_bad_fraction,
-        bad_files_path=bad_files_path,
-        num_workers=config.num_workers,
-        pin_memory=config.pin_memory,
-        persistent_workers=config.persistent_workers,
-        prefetch_factor=config.prefetch_factor,
-    )
+@dataclass(frozen=True)
+class Input:
+    """One of the inputs that are mixed."""
+
+    weight: float
+    cuts: Callable[[int], CutSet]
+    """Returns the cuts of an epoch."""
+
+
+class LhotseInputs:
+    """All inputs of a configuration, opened once; their cuts are made again for each epoch."""
+
+    def __init__(
+        self, config: DatasetConfig, seed: int, open_sources: Callable[[DatasetConfig], list[ManifestDataset]]
+    ) -> None:
+        _lhotse()
+        for key in ("is_concat", "bucketing_batch_size", "bucketing_weights"):
+            if getattr(config, key):
+                log.warning(
+                    "%s: is not used with 'use_lhotse: true'; set datasets and their weights in input_cfg.", key
+                )
+        self.config, self.seed, self._open_sources = config, seed, open_sources
+        self.sources: list[ManifestDataset] = []
+        self._named: list[str] = []
+        self._inputs = self._open(_entries(config), 1.0)
+
+    def cuts(self, epoch: int) -> CutSet:
+        """Return the inputs mixed by weight: endless if there are several, unless `force_finite`."""
+        cut_sets = [given.cuts(epoch) for given in self._inputs]
+        if len(cut_sets) == 1:
+            cuts = cut_sets[0]
+        else:
+            if not self.config.force_finite:
+                cut_sets = [cuts.repeat(preserve_id=True) for cuts in cut_sets]
+            cuts = _lhotse().CutSet.mux(
+                *cut_sets, weights=[given.weight for given in self._inputs], seed=self.seed + epoch
+            )
+        least_s, most_s = self.config.min_duration or 0.0, self.config.max_duration or float("inf")
+        return cuts.filter(partial(_lasts_between, least_s, most_s))
+
+    def fingerprint(self) -> str:
+        """Hash the manifests' contents, and the names and sizes of lhotse's files."""
+        parts = [source.manifest.fingerprint() for source in self.sources]
+        parts += [f"{path} {os.stat(path).st_size}" for path in self._named]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    def _open(self, entries: list[dict[str, Any]], weight: float) -> list[Input]:
+        inputs: list[Input] = []
+        for entry in entries:
+            kind, own_weight = _checked(entry), weight * float(entry.get("weight", 1.0))
+            if kind == "group":
+                members = self._open(_listed(entry["input_cfg"]), 1.0)
+                total = sum(member.weight for member in members)
+                inputs += [replace(member, weight=own_weight * member.weight / total) for member in members]
+            elif kind in ("nemo", "nemo_tarred"):
+                inputs.append(Input(own_weight, self._open_manifests(entry)))
+            elif kind == "lhotse":
+                inputs.append(Input(own_weight, self._open_cuts(str(entry["cuts_path"]))))
+            else:
+                inputs.append(Input(own_weight, self._open_shar(entry["shar_path"])))
+        return inputs
+
+    def _open_manifests(self, entry: dict[str, Any]) -> Callable[[int], CutSet]:
+        tarred = entry.get("tarred_audio_filepaths")
+        config = replace(
+            self.config,
+            manifest_filepath=entry["manifest_filepath"],
+            tarred_audio_filepaths=tarred,
+            is_tarred=tarred is not None,
+            is_concat=False,
+            endless=False,
+            bucketing_batch_size=None,
+        )
+        (source,) = self._open_sources(config)
+        number = len(self.sources)
+        self.sources.append(source)
+        seed = self.seed + number
+        return lambda epoch: _lhotse().CutSet(ManifestCuts(source, number, seed, config.shuffle, epoch))
+
+    def _open_cuts(self, path: str) -> Callable[[int], CutSet]:
+        self._named.append(path)
+        return lambda epoch: _lhotse().CutSet.from_file(path)
+
+    def _open_shar(self, folders: str | list[str]) -> Callable[[int], CutSet]:
+        listed = [folders] if isinstance(folders, str) else list(folders)
+        self._named += [os.path.join(folder, name) for folder in listed for name in sorted(os.listdir(folder))]
+        shuffle, seed = self.config.shuffle, self.seed
+
+        def cuts(epoch: int) -> CutSet:
+            cut_set = _lhotse().CutSet
+            parts = [cut_set.from_shar(in_dir=f, shuffle_shards=shuffle, seed=seed + epoch) for f in listed]
+            return parts[0] if len(parts) == 1 else cut_set.mux(*parts, seed=seed + epoch)
+
+        return cuts
+
+
+class ManifestCuts:
+    """The utterances of one of our datasets as cuts, in its order for an epoch; made while iterating."""
+
+    def __init__(self, source: ManifestDataset, number: int, seed: int, shuffle: bool, epoch: int) -> None:
+        self._source, self._number = source, number
+        self._order, self._epoch = source.order(seed=seed, shuffle=shuffle), epoch
+
+    def __iter__(self) -> Iterator[Cut]:
+        for index in self._order.indices(self._epoch).tolist():
+            yield self._cut(index)
+
+    def _cut(self, index: int) -> Cut:
+        lhotse = _lhotse()
+        utterance = self._source.utterance(index)
+        if utterance.duration_s is None:
+            where = f"{utterance.manifest}:{utterance.line}"
+            raise ValueError(f"{where}: no 'duration', which lhotse needs. Run 'nest-ssl prepare' to measure it.")
+        name, rate = f"{self._number}-{index}", self._source.sample_rate
+        end_s = utterance.offset_s + utterance.duration_s
+        recording = lhotse.Recording(
+            id=name,
+            sources=[lhotse.AudioSource("file", [0], utterance.audio_filepath)],
+            sampling_rate=rate,
+            num_samples=round(end_s * rate),
+            duration=end_s,
+        )
+        custom = {SOURCE: self._number, "index": index}
+        return lhotse.MonoCut(name, utterance.offset_s, utterance.duration_s, 0, recording=recording, custom=custom)
+
+
+def _lasts_between(least_s: float, most_s: float, cut: Any) -> bool:
+    return least_s <= float(cut.duration) <= most_s
+
+
+def is_endless(config: DatasetConfig) -> bool:
+    """Tell whether an epoch never ends: several inputs are mixed endlessly, unless `force_finite`."""
+
+    def num_inputs(entries: list[dict[str, Any]]) -> int:
+        return sum(num_inputs(_listed(e["input_cfg"])) if _checked(e) == "group" else 1 for e in entries)
+
+    return not config.force_finite and num_inputs(_entries(config)) > 1
+
+
+def _entries(config: DatasetConfig) -> list[dict[str, Any]]:
+    """Return the inputs that a configuration names, in the form of `input_cfg`."""
+    if config.input_cfg is not None:
+        return _listed(config.input_cfg)
+    entries: list[dict[str, Any]] = []
+    if config.manifest_filepath is not None:
+        entry = {"type": "nemo", "manifest_filepath": config.manifest_filepath}
+        if config.tarred_audio_filepaths is not None:
+            entry |= {"type": "nemo_tarred", "tarred_audio_filepaths": config.tarred_audio_filepaths}
+        entries.append(entry)
+    if config.cuts_path is not None:
+        entries.append({"type": "lhotse", "cuts_path": config.cuts_path})
+    if config.shar_path is not None:
+        entries.append({"type": "lhotse_shar", "shar_path": config.shar_path})
+    if not entries:
+        raise ValueError("use_lhotse: needs one of manifest_filepath, cuts_path, shar_path and input_cfg.")
+    return entries
+
+
+def _listed(input_cfg: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    if isinstance(input_cfg, str):
+        loaded = read_yaml(input_cfg)
+        if not isinstance(loaded, list):
+            raise ValueError(f"input_cfg: {input_cfg} does not contain a list.")
+        return loaded
+    return input_cfg
+
+
+def _checked(entry: dict[str, Any]) -> str:
+    """Return the type of an entry, after checking that it has all keys it needs and no others."""
+    kind = entry.get("type")
+    if kind not in KEYS:
+        raise ValueError(f"input_cfg: type {kind!r} is not one of {', '.join(map(repr, KEYS))}.")
+    missing = KEYS[kind] - set(entry)
+    unknown = set(entry) - KEYS[kind] - {"type", "weight", "tags"}
+    if missing or unknown:
+        what = f"needs {sorted(missing)}" if missing else f"does not take {sorted(unknown)}"
+        raise ValueError(f"input_cfg: type {kind!r} {what}.")
+    if float(entry.get("weight", 1.0)) <= 0:
+        raise ValueError(f"input_cfg: weight {entry['weight']} is not above 0.")
+    return str(kind)

@@ -1,8 +1,8 @@
-"""Audio in tar shards, read by place: any utterance at any time, so that a plan can be resumed and shared out.
+"""Audio in tar shards with random access, so that a plan can resume anywhere and divide the work among ranks.
 
-A shard's headers are read once by each process that opens it (20,000 members in about a second); audio is read with
-one seek. Streaming a tar, as webdataset does, could neither start at batch k nor give the same batches with any number
-of workers. Shards must therefore be files, uncompressed.
+Each process reads the headers of a shard once, when it opens it (20,000 members in about a second); audio is read with
+one seek. Streaming a tar file, as webdataset does, could neither start at batch k nor give the same batches with any
+number of workers. Shards must therefore be uncompressed files.
 """
 
 from __future__ import annotations
@@ -20,27 +20,25 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from nest_ssl.audio import AudioError
 from nest_ssl.audio.signal import ChannelSelector
-from nest_ssl.data.batch.augmentation import SpeakerNoiseAugmentation
-from nest_ssl.data.batch.batch import AudioNoiseItem
-from nest_ssl.data.manifest.kept_open import KeptOpen
-from nest_ssl.data.manifest.manifest import Manifest, Utterance, open_manifests
-from nest_ssl.data.manifest.paths import Paths, split_paths
+from nest_ssl.data.batch.augmentation import Augmentation
+from nest_ssl.data.batch.collate import AudioNoiseItem
+from nest_ssl.data.manifest.read import KeptOpen, Manifest, Paths, Utterance, open_manifests, split_paths
+from nest_ssl.data.plan.batches import FixedSizePlan
 from nest_ssl.data.plan.order import Indices, ShardOrder
-from nest_ssl.data.plan.plan import FixedSizePlan
 from nest_ssl.data.sources.files import ManifestDataset
 
 log = logging.getLogger(__name__)
 
 LAYOUTS = {"scatter": "contiguous", "replicate": "replicated"}
 SUB_SEGMENT = re.compile(r"-sub\d+$")
-"""NeMo's mark on further utterances cut from the same member."""
+"""NeMo's suffix for further utterances cut from the same member."""
 
 
 V = TypeVar("V")
 
 
 class TarShard:
-    """Members of one tar file by name."""
+    """The members of one tar file, by name."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -51,14 +49,14 @@ class TarShard:
                     if member.isreg():
                         self._members[member.name.removeprefix("./")] = (member.offset_data, member.size)
         except (OSError, tarfile.TarError) as error:
-            if not self._members:  # what comes before the end of a truncated shard is good
+            if not self._members:  # the part before the end of a truncated shard is good
                 raise AudioError(path, f"not a readable, uncompressed tar file: {error}") from None
         for name in list(self._members):
             self._members.setdefault(_stem(name), self._members[name])
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115
 
     def names(self) -> Iterable[str]:
-        """Of all members, with and without folder and extension."""
+        """Return the names of all members, with and without folder and extension."""
         return self._members
 
     def read(self, name: str) -> bytes:
@@ -77,16 +75,16 @@ class TarShard:
 
 
 class TarredAudioNoiseDataset(ManifestDataset, IterableDataset[AudioNoiseItem]):
-    """Audio in tar shards, named by one manifest for all or by one manifest per shard.
+    """Audio in tar shards, with one manifest for all shards or one per shard.
 
-    Iterating gives this rank's utterances in the order of a plan; `build_loader` does without these arguments and
-    plans for all ranks. Utterances are numbered shard by shard.
+    Iterating yields the utterances of rank `global_rank` in the order of a plan; `build_loader` ignores the rank and
+    plans for all ranks itself. Utterances are numbered shard by shard.
     """
 
     def __init__(
         self,
         noise_manifest: Paths | None = None,
-        batch_augmentor: SpeakerNoiseAugmentation | None = None,
+        batch_augmentor: Augmentation | None = None,
         min_audio_len_secs: float = 1.0,
         pad_audio_mode: str = "repeat",
         *,
@@ -126,7 +124,7 @@ class TarredAudioNoiseDataset(ManifestDataset, IterableDataset[AudioNoiseItem]):
         self._tars = KeptOpen(TarShard)
         self._paths = _existing(split_paths(audio_tar_filepaths))
         self._numbers: Indices | None = None
-        """Number in the manifest of each utterance; None: manifests are per shard, so both numberings agree."""
+        """The number of each utterance in the manifest; None if manifests are per shard: both numberings agree."""
         if shard_manifests or len(self.manifest.paths) > 1:
             self.shard_sizes = self._sizes_of_shard_manifests()
         else:
@@ -137,7 +135,7 @@ class TarredAudioNoiseDataset(ManifestDataset, IterableDataset[AudioNoiseItem]):
         return int(self._ends[-1])
 
     def __iter__(self) -> Iterator[AudioNoiseItem]:
-        """Items of this rank, or, in a loader process, its share of them."""
+        """Yield the items of this rank or, in a worker, its share of them."""
         plan = FixedSizePlan(
             self.order(seed=self.maker.seed, shuffle=self.shuffle_n > 0),
             batch_size=1,
@@ -188,7 +186,7 @@ def _existing(paths: list[str]) -> list[str]:
 
 
 def _sorted_by_shard(manifest: Manifest, paths: list[str], tars: KeptOpen[TarShard]) -> tuple[Indices, tuple[int, ...]]:
-    """Manifest numbers shard by shard, and how many each shard has. Reads the headers of all shards."""
+    """Return the manifest numbers sorted by shard, and the size of each shard. Reads the headers of all shards."""
     shard_of_name: dict[str, int] = {}
     for number, path in enumerate(paths):
         with tars.file(path) as tar:
@@ -206,7 +204,7 @@ def _sorted_by_shard(manifest: Manifest, paths: list[str], tars: KeptOpen[TarSha
 
 
 def _find(by_name: Mapping[str, V], name: str) -> V | None:
-    """What belongs to a manifest's path: by that name, or (as in NeMo) by that name without folder and extension."""
+    """Look up a manifest's path: by that name or (as NeMo does) by that name without folder and extension."""
     stem = _stem(name)
     for key in (name, stem, SUB_SEGMENT.sub("", stem)):
         if key in by_name:

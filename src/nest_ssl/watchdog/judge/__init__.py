@@ -1,1 +1,1 @@
-"""Which rank is to blame, and how long a stage may last."""
+"""Which rank is to blame: exceptions, collectives, and the rules that weigh them."""

@@ -1,31 +1,34 @@
 """Who is to blame, from facts alone: a waiting rank is never the culprit. Pure functions, so every rule has a test.
 
-The order: a process that is gone, an exception, a stopped process, a file that does not come, a rank that never
+The order: a process that is gone, an exception, a stopped process, a file that does not arrive, a rank that never
 joined, one that left early, one that holds the GIL, the flight recorder, and last the minority's place.
 """
 
 from __future__ import annotations
 
 import re
+import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from nest_ssl.watchdog.beacon import RankState
-from nest_ssl.watchdog.judge.flight import Collective, Flight, Parting, find_parting, last_call, open_call
-from nest_ssl.watchdog.report.failure import Failure
+from nest_ssl.watchdog.judge.failure import Failure
+from nest_ssl.watchdog.judge.flight import Collective, CollectiveFault, Flight, find_fault, last_call, open_call
+from nest_ssl.watchdog.rank import RankState, Stage
 from nest_ssl.watchdog.rows import RankRow, WorkerRow
-from nest_ssl.watchdog.stages import Stage
 
 GIL_S = 1.5
-"""A rank's own thread runs four times a second; so late, something holds the GIL."""
+"""A rank's own thread runs four times a second; if it is this late, something holds the GIL."""
 SHORT_WAIT_S = 0.5
-"""A rank that has waited this long for data has used up what was loaded ahead."""
+"""A rank that has waited this long for data has used up what was prefetched."""
+SLOW_LEAST_MS = 50.0
+SLOW_LEAST_SHARE = 0.3
+"""A rank is slow if it costs the others at least this much time and this share of a step."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is wrong, and whose fault it is."""
+    """What is wrong, and which ranks caused it."""
 
     kind: str
     """died, failed, out-of-memory, worker-died, stopped, worker-stopped, file, never-joined, left-early, gil, missing,
@@ -34,10 +37,10 @@ class Verdict:
     stalled_s: float = 0.0
     worker: WorkerRow | None = None
     failure: Failure | None = None
-    parting: Parting | None = None
+    fault: CollectiveFault | None = None
     waiting: list[RankRow] = field(default_factory=list)
     calls: dict[int, Collective] = field(default_factory=dict)
-    """The collective in which each rank waits, as far as it is known."""
+    """The collective in which each rank waits, where known."""
 
     @property
     def ranks(self) -> list[int]:
@@ -45,12 +48,15 @@ class Verdict:
 
     @property
     def row(self) -> RankRow:
-        """The first culprit: the one to name."""
+        """The first culprit: the one that is named."""
         return min(self.culprits, key=lambda row: row.rank)
 
 
+# ---- dead ----
+
+
 def judge_dead(rows: Sequence[RankRow], failures: Mapping[int, Failure]) -> Verdict | None:
-    """A rank that is gone or has failed, by whichever came first and was not a consequence."""
+    """Blame a rank that is gone or has failed: the first one whose end was not a consequence of another's."""
     by_rank = {row.rank: row for row in rows}
     primary = [f for f in failures.values() if f.rank in by_rank and not f.is_lost_peer]
     died = [row for row in rows if row.is_gone and row.is_active and row.rank not in failures]
@@ -61,11 +67,11 @@ def judge_dead(rows: Sequence[RankRow], failures: Mapping[int, Failure]) -> Verd
         return Verdict("died", died, waiting=[row for row in rows if not row.is_gone])
     mute = [row for row in rows if row.state is RankState.FAILED and row.rank not in failures]
     if mute:
-        message = "an exception, which it could not write down: is /dev/shm full?"
+        message = "an exception that it could not write down: is /dev/shm full?"
         return Verdict("failed", mute, failure=Failure(mute[0].rank, "", message, "", 0), waiting=_others(rows, mute))
     lost = [f for f in failures.values() if f.rank in by_rank]
     left = [row for row in rows if row.state in (RankState.FINISHED, RankState.STOPPED)]
-    if lost and left:  # the connection was lost because the other end had no more to do
+    if lost and left:  # the connection was lost because the other end had finished
         return Verdict("left-early", left, waiting=[by_rank[failure.rank] for failure in lost])
     if lost:
         failure = min(lost, key=lambda failure: failure.monotonic_ns)
@@ -74,30 +80,31 @@ def judge_dead(rows: Sequence[RankRow], failures: Mapping[int, Failure]) -> Verd
 
 
 def with_last_calls(verdict: Verdict, flights: Mapping[int, Flight]) -> Verdict:
-    """The verdict with the collectives at which ranks that lost the connection had waited.
+    """Return the verdict with the collectives in which the ranks that lost the connection were waiting.
 
-    Once the connection is lost, a call that never came back counts as over: the last one is meant.
+    Once the connection is lost, a call that never returned counts as done: the last one is taken.
     """
     waiting = {row.rank for row in verdict.waiting}
     calls = {rank: call for rank, flight in flights.items() if rank in waiting and (call := last_call(flight))}
-    return replace(verdict, calls=calls, parting=Parting("missing", verdict.ranks, calls))
+    return replace(verdict, calls=calls, fault=CollectiveFault("missing", verdict.ranks, calls))
 
 
 def judge_abort(verdict: Verdict, rows: Sequence[RankRow], flights: Mapping[int, Flight]) -> Verdict:
-    """gloo aborts the process that gets data of another size than it asked for: it may be the victim of the other call.
+    """Find the culprit behind an abort, which may have hit the victim.
 
-    Whose call is new, judged by what the survivors called before, made the ranks part.
+    gloo aborts the process that receives data of a different size than it asked for. The rank whose call is new,
+    compared with what the survivors called before, made the ranks diverge.
     """
     by_rank = {row.rank: row for row in rows}
-    # Once the connection is lost, a call that never came back counts as over: the last one is meant.
+    # Once the connection is lost, a call that never returned counts as done: the last one is taken.
     calls = {rank: call for rank, flight in flights.items() if (call := last_call(flight)) is not None}
     if not calls:
         return verdict
     new = [rank for rank, call in calls.items() if not _was_called_before(call, flights[rank])]
     culprits = [by_rank[rank] for rank in new] or verdict.culprits
     waiting = [row for row in rows if row.rank not in {culprit.rank for culprit in culprits} and not row.is_gone]
-    parting = Parting("diverged", sorted(row.rank for row in culprits), calls)
-    return replace(verdict, kind="diverged", culprits=culprits, parting=parting, calls=calls, waiting=waiting)
+    fault = CollectiveFault("diverged", sorted(row.rank for row in culprits), calls)
+    return replace(verdict, kind="diverged", culprits=culprits, fault=fault, calls=calls, waiting=waiting)
 
 
 def _was_called_before(call: Collective, flight: Flight) -> bool:
@@ -112,11 +119,11 @@ def _failed(row: RankRow, failure: Failure, rows: Sequence[RankRow]) -> Verdict:
         "killed by signal" in failure.message or "exited unexp" in failure.message
     ):
         worker = dead_worker or next((w for w in row.workers if w.process in ("", "Z")), None)
-        # torch raises it wherever the rank happens to be: the stage that failed is the data.
+        # torch raises it wherever the rank happens to be: the stage that failed is data.
         row = replace(row, stage=Stage.DATA, part=0)
         return Verdict("worker-died", [row], worker=worker, failure=failure, waiting=waiting)
     absent = re.search(r"Ranks? ([\d, ]+) failed to pass monitoredBarrier", failure.message)
-    if absent is not None:  # debug.barrier: rank 0 tells who did not arrive
+    if absent is not None:  # debug.barrier: rank 0 lists who did not arrive
         ranks = {int(number) for number in absent[1].replace(",", " ").split()}
         culprits = [other for other in rows if other.rank in ranks]
         stalled_s = max((other.in_stage_s for other in culprits), default=0.0)
@@ -126,12 +133,15 @@ def _failed(row: RankRow, failure: Failure, rows: Sequence[RankRow]) -> Verdict:
 
 
 def _pids(message: str) -> str:
-    """'(pid 12)' and '(pid(s) 12, 13)' alike."""
+    """Rewrite '(pid(s) 12, 13)' as '(pid 12 pid 13)', the form of a single '(pid 12)'."""
     return message.replace("pid(s) ", "pid ").replace(", ", " pid ")
 
 
+# ---- stalled ----
+
+
 def judge_stalled(rows: Sequence[RankRow], flights: Mapping[int, Flight], floor_s: float) -> Verdict | None:
-    """Who keeps the others waiting, once that has lasted longer than the culprit's stage may last."""
+    """Blame whoever keeps the others waiting, once that has lasted longer than the culprit's stage may."""
     verdict = _judge_stalled(rows, flights, floor_s)
     if verdict is None:
         return None
@@ -151,12 +161,12 @@ def _judge_stalled(rows: Sequence[RankRow], flights: Mapping[int, Flight], floor
     )
     if verdict is not None:
         return verdict
-    parting = find_parting({row.rank: flights[row.rank] for row in active if row.rank in flights})
-    return _by_place(active) if parting is None else _by_parting(active, parting)
+    fault = find_fault({row.rank: flights[row.rank] for row in active if row.rank in flights})
+    return _by_place(active) if fault is None else _by_fault(active, fault)
 
 
 def is_suspicious(rows: Sequence[RankRow], floor_s: float) -> bool:
-    """Whether a closer look is due: some rank is longer in its stage than it may be."""
+    """Return whether a closer look is due: some rank has exceeded the limit of its stage."""
     active = [row for row in rows if row.is_active]
     return (
         any(row.in_stage_s > row.limit_s for row in active)
@@ -167,7 +177,7 @@ def is_suspicious(rows: Sequence[RankRow], floor_s: float) -> bool:
 
 
 def _present(rows: Sequence[RankRow]) -> list[RankRow]:
-    """Also those that have done their work and have not left yet."""
+    """Return the active ranks and those that have finished but not exited yet."""
     return [row for row in rows if row.is_active or not row.is_gone]
 
 
@@ -192,7 +202,7 @@ def _stopped(active: Sequence[RankRow], floor_s: float) -> Verdict | None:
 
 
 def _blocked_file(active: Sequence[RankRow], floor_s: float) -> Verdict | None:
-    """A single file is judged by the floor, from the first batch on."""
+    """Judge each single file by the floor, from the first batch on."""
     blocked = [
         (worker, row)
         for row in active
@@ -224,8 +234,8 @@ def _left_early(rows: Sequence[RankRow], flights: Mapping[int, Flight]) -> Verdi
     waiting = [row for row in rows if row.is_active and row.stage is not Stage.END and row.in_stage_s > row.limit_s]
     if not left or not waiting:
         return None
-    parting = find_parting({row.rank: flights[row.rank] for row in rows if row.rank in flights})
-    return Verdict("left-early", left, max(row.in_stage_s for row in waiting), parting=parting, waiting=waiting)
+    fault = find_fault({row.rank: flights[row.rank] for row in rows if row.rank in flights})
+    return Verdict("left-early", left, max(row.in_stage_s for row in waiting), fault=fault, waiting=waiting)
 
 
 def _holds_gil(active: Sequence[RankRow]) -> Verdict | None:
@@ -239,31 +249,31 @@ def _holds_gil(active: Sequence[RankRow]) -> Verdict | None:
     return Verdict("gil", culprits, max(row.in_stage_s for row in culprits), waiting=_others(active, culprits))
 
 
-def _by_parting(active: Sequence[RankRow], parting: Parting) -> Verdict | None:
+def _by_fault(active: Sequence[RankRow], fault: CollectiveFault) -> Verdict | None:
     by_rank = {row.rank: row for row in active}
-    culprits = [by_rank[rank] for rank in parting.culprits]
+    culprits = [by_rank[rank] for rank in fault.culprits]
     late = [row for row in culprits if row.in_stage_s > row.limit_s]
-    if parting.kind == "missing":
-        culprits = late  # those behind the others that move, or are in a stage that may take its time, are not stalled
-    elif parting.kind == "unfinished" and len(late) < len(culprits):
+    if fault.kind == "missing":
+        culprits = late  # ranks that are behind but moving, or within the limit of a slow stage, are not stalled
+    elif fault.kind == "unfinished" and len(late) < len(culprits):
         return None  # called a moment ago
     if not culprits or not any(row.in_stage_s > row.limit_s for row in active):
         return None
     stalled_s = max(row.in_stage_s for row in culprits)
-    return Verdict(parting.kind, culprits, stalled_s, parting=parting, waiting=_others(active, culprits))
+    return Verdict(fault.kind, culprits, stalled_s, fault=fault, waiting=_others(active, culprits))
 
 
 def _by_place(active: Sequence[RankRow]) -> Verdict | None:
-    """Without collectives to go by: the smallest group of ranks in one place, if it has been there too long."""
+    """Without collectives to compare, blame the smallest group of ranks in one place if it has been there too long."""
     groups: dict[tuple[int, str], list[RankRow]] = defaultdict(list)
     for row in active:
         groups[row.step, row.place].append(row)
     if not groups:
         return None
-    # Of groups of one size, the one that is behind.
+    # Among groups of equal size, the one that is behind.
     smallest = min(groups.values(), key=lambda rows: (len(rows), rows[0].step, rows[0].stage))
     others = [row for rows in groups.values() if rows is not smallest for row in rows]
-    waited_s = min((row.in_stage_s for row in others), default=0.0)  # who moved a moment ago has only been faster
+    waited_s = min((row.in_stage_s for row in others), default=0.0)  # a rank that moved just now is only faster
     culprits = [row for row in smallest if row.in_stage_s > (row.limit_s if waited_s > row.limit_s else row.patience_s)]
     if not culprits:
         return None
@@ -273,3 +283,39 @@ def _by_place(active: Sequence[RankRow]) -> Verdict | None:
 def _others(rows: Sequence[RankRow], culprits: Sequence[RankRow]) -> list[RankRow]:
     blamed = {row.rank for row in culprits}
     return [row for row in rows if row.rank not in blamed and row.is_active and not row.is_gone]
+
+
+# ---- slow ----
+
+
+@dataclass(frozen=True)
+class Slow:
+    """A rank that is slower than the others: nothing hangs, but all of them wait for it in every step."""
+
+    rank: int
+    stage: str
+    own_ms: float
+    others_ms: float
+
+    def __str__(self) -> str:
+        return (
+            f"rank {self.rank} is slow in {self.stage}: {self.own_ms:.0f} ms per step, the others "
+            f"{self.others_ms:.0f} ms; all ranks wait for it"
+        )
+
+
+def find_slow(rows: Sequence[RankRow]) -> Slow | None:
+    """Return the rank and stage that cost the others most time, if it is enough to be worth a line."""
+    worst: Slow | None = None
+    for row in rows:
+        step_ms = sum(row.usual_ms.values())
+        for stage, own_ms in row.usual_ms.items():
+            others = [other.usual_ms[stage] for other in rows if other.rank != row.rank and stage in other.usual_ms]
+            if not others:
+                continue
+            others_ms = statistics.median(others)
+            excess_ms = own_ms - others_ms
+            is_worse = worst is None or excess_ms > worst.own_ms - worst.others_ms
+            if excess_ms > max(SLOW_LEAST_MS, SLOW_LEAST_SHARE * step_ms) and is_worse:
+                worst = Slow(row.rank, stage, own_ms, others_ms)
+    return worst

@@ -1,4 +1,4 @@
-"""torch's flight recorder, read: which collectives each rank has asked for, and where ranks part."""
+"""torch's flight recorder: which collectives each rank has called, and where the ranks diverge."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Collective:
-    """One call, as one rank made it."""
+    """One call of one rank."""
 
     number: int
-    """Of the calls of its process group."""
+    """Its sequence number in its process group."""
     op: str
     sizes: tuple[tuple[int, ...], ...]
     is_done: bool
@@ -28,7 +28,7 @@ class Collective:
 
 
 Flight = dict[str, dict[int, Collective]]
-"""Of one rank: process group → number → collective."""
+"""The calls of one rank: process group → number → collective."""
 
 
 def file_name(rank: int) -> str:
@@ -36,7 +36,7 @@ def file_name(rank: int) -> str:
 
 
 def read_flight(path: Path) -> Flight | None:
-    """What a rank wrote; None if it wrote nothing, or not yet all of it."""
+    """Return what a rank wrote; None if it wrote nothing, or not all of it yet."""
     try:
         data = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -57,56 +57,56 @@ def _collective(entry: dict[str, Any]) -> Collective:
 
 
 def open_call(flight: Flight) -> Collective | None:
-    """The first collective that a rank has called and that has not come back."""
+    """Return the first collective that a rank has called and that has not returned."""
     return next((call for calls in flight.values() for _, call in sorted(calls.items()) if not call.is_done), None)
 
 
 def last_call(flight: Flight) -> Collective | None:
-    """The collective that a rank has called last, in its first process group."""
+    """Return the last collective that a rank has called, in its first process group."""
     return next((calls[max(calls)] for _, calls in sorted(flight.items()) if calls), None)
 
 
 @dataclass(frozen=True)
-class Parting:
-    """Where the ranks of a process group stop agreeing."""
+class CollectiveFault:
+    """What is wrong with the collectives of a process group."""
 
     kind: str
-    """missing: some did not call. diverged: they called different things. unfinished: all called, nothing came back."""
+    """missing: some did not call. diverged: they called different things. unfinished: all called, none returned."""
     culprits: list[int]
     calls: dict[int, Collective]
-    """What each rank called there; who did not call is not in it."""
+    """What each rank called there; ranks that did not call are left out."""
 
 
-def find_parting(flights: dict[int, Flight]) -> Parting | None:
-    """The first place where ranks part, over all process groups; None if all that was called is done."""
+def find_fault(flights: dict[int, Flight]) -> CollectiveFault | None:
+    """Return the first fault over all process groups; None if everything called is done."""
     for group in sorted({name for flight in flights.values() for name in flight}):
         members = {rank: flight.get(group, {}) for rank, flight in flights.items()}
-        if len(members) > 1 and (parting := _part(members)) is not None:
-            return parting
+        if len(members) > 1 and (fault := _group_fault(members)) is not None:
+            return fault
     return None
 
 
-def _part(members: dict[int, dict[int, Collective]]) -> Parting | None:
+def _group_fault(members: dict[int, dict[int, Collective]]) -> CollectiveFault | None:
     last = {rank: max(calls, default=0) for rank, calls in members.items()}
     lowest, highest = min(last.values()), max(last.values())
     open_numbers = [n for calls in members.values() for n, call in calls.items() if not call.is_done]
     first = min([*open_numbers, lowest + 1])
-    for number in range(first, lowest + 1):  # what all have called: the same?
+    for number in range(first, lowest + 1):  # all ranks have made these calls: are they the same?
         calls = {rank: members[rank][number] for rank in members if number in members[rank]}
         if len({call.signature for call in calls.values()}) > 1:
-            return Parting("diverged", _odd_ones(members, calls), calls)
+            return CollectiveFault("diverged", _odd_ones(members, calls), calls)
     if lowest < highest:
         at = lowest + 1
         calls = {rank: members[rank][at] for rank in members if at in members[rank]}
-        return Parting("missing", [rank for rank in members if last[rank] == lowest], calls)
+        return CollectiveFault("missing", [rank for rank in members if last[rank] == lowest], calls)
     unfinished = {rank: calls[lowest] for rank, calls in members.items() if lowest in calls}
     if unfinished and not all(call.is_done for call in unfinished.values()):
-        return Parting("unfinished", sorted(unfinished), unfinished)
+        return CollectiveFault("unfinished", sorted(unfinished), unfinished)
     return None
 
 
 def _odd_ones(members: dict[int, dict[int, Collective]], calls: dict[int, Collective]) -> list[int]:
-    """Ranks whose call is in the minority; of two equally many, those whose call never came before."""
+    """Return the ranks whose call is in the minority; in a tie, those whose call was never made before."""
     ranks_of: dict[Any, list[int]] = {}
     for rank, call in calls.items():
         ranks_of.setdefault(call.signature, []).append(rank)
@@ -115,6 +115,6 @@ def _odd_ones(members: dict[int, dict[int, Collective]], calls: dict[int, Collec
     if len(odd) == len(ranks_of) > 1:
         number = next(iter(calls.values())).number
         before = {call.signature for own in members.values() for n, call in own.items() if n < number}
-        unheard = {signature: ranks for signature, ranks in odd.items() if signature not in before}
-        odd = unheard if 0 < len(unheard) < len(odd) else odd
+        new = {signature: ranks for signature, ranks in odd.items() if signature not in before}
+        odd = new if 0 < len(new) < len(odd) else odd
     return sorted(rank for ranks in odd.values() for rank in ranks)

@@ -1,1 +1,1 @@
-"""Incidents in words and files."""
+"""What the watchdog writes to the run folder: evidence, incidents, status."""

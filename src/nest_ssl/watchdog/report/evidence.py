@@ -1,4 +1,4 @@
-"""Evidence: stacks of every rank and loader process, process states, memory, GPU figures, as files in one folder."""
+"""Evidence: stacks of every rank and worker, process states, memory and GPU figures, as files in one folder."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ HANDLER_TIMEOUT_S = 0.3
 
 
 def py_spy() -> str | None:
-    """The program, beside our interpreter or on the path."""
-    beside = Path(sys.executable).with_name("py-spy")
-    return str(beside) if beside.is_file() else shutil.which("py-spy")
+    """Return the program, next to our interpreter or on PATH."""
+    own = Path(sys.executable).with_name("py-spy")
+    return str(own) if own.is_file() else shutil.which("py-spy")
 
 
 def fault_file(folder: Path, pid: int) -> Path:
-    """Where a process's faulthandler writes when SIGUSR2 comes; `folder` is that of the beacon."""
+    """Return the file in the beacon's folder to which a process's faulthandler writes on SIGUSR2."""
     return folder / f"stack_{pid}.txt"
 
 
 def collect_flights(folder: Path, ranks: Iterable[int]) -> dict[int, Flight]:
-    """What ranks have written of their collectives."""
+    """Read what the ranks have written about their collectives."""
     found = {rank: read_flight(folder / flight.file_name(rank)) for rank in ranks}
     return {rank: calls for rank, calls in found.items() if calls is not None}
 
 
 def write_stacks(processes: Mapping[str, int], folder: Path, beacon_folder: Path) -> None:
-    """The stacks of all processes, one file each, in `folder`."""
+    """Write the stacks of all processes to `folder`, one file each."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in read_stacks(processes, beacon_folder).items():
         (folder / f"{name}.txt").write_text(text)
 
 
 def read_stacks(processes: Mapping[str, int], beacon_folder: Path) -> dict[str, str]:
-    """Stack of every process by name.
+    """Return the stack of every process by name.
 
-    py-spy needs no help of the process: it works while the GIL is held and on a stopped process. Where it may not
-    look, faulthandler's SIGUSR2 has the process write its own.
+    py-spy needs no help from the process: it works while the GIL is held and on a stopped process. Where it is not
+    permitted, faulthandler has the process write its own stack on SIGUSR2.
     """
     stacks = _py_spy_stacks(processes)
     missing = {name: pid for name, pid in processes.items() if name not in stacks}
@@ -100,7 +100,7 @@ def _handler_stacks(processes: Mapping[str, int], beacon_folder: Path) -> dict[s
 
 
 def innermost_frames(stack: str, count: int = 3) -> list[str]:
-    """The innermost frames of the main thread, innermost first, from py-spy's or faulthandler's text."""
+    """Return the main thread's innermost frames, innermost first, from the text of py-spy or faulthandler."""
     lines = stack.splitlines()
     start = next((i for i, line in enumerate(lines) if "MainThread" in line), None)
     if start is None:  # faulthandler's: the main thread is the last
@@ -114,13 +114,13 @@ def innermost_frames(stack: str, count: int = 3) -> list[str]:
 
 
 def _frame(line: str) -> str:
-    """faulthandler's 'File "/a/b/c.py", line 3 in f' as py-spy writes it: 'f (b/c.py:3)'."""
+    """Rewrite faulthandler's 'File "/a/b/c.py", line 3 in f' the way py-spy does: 'f (b/c.py:3)'."""
     match = re.match(r'File "([^"]+)", line (\d+) in (.+)', line)
     return line if match is None else f"{match[3]} ({'/'.join(Path(match[1]).parts[-2:])}:{match[2]})"
 
 
 def processes_of(rows: Iterable[RankRow]) -> dict[str, int]:
-    """Ranks and their loader processes that can be looked at, by name."""
+    """Return the ranks and workers whose stacks can be read, by name."""
     found = {}
     for row in rows:
         if row.pid and not row.is_gone:
@@ -132,7 +132,7 @@ def processes_of(rows: Iterable[RankRow]) -> dict[str, int]:
 
 
 def write_facts(rows: list[RankRow], folder: Path, node: int = 0) -> None:
-    """States of the processes, memory of the machine, the rows, and the GPUs where there are some."""
+    """Write the rows, the states of the processes, the machine's memory, and its GPUs if it has any."""
     folder.mkdir(parents=True, exist_ok=True)
     of_node = f"_node{node}" if node else ""
     _write(folder / f"ranks{of_node}.json", [row.to_json() for row in rows])
@@ -145,7 +145,7 @@ def write_facts(rows: list[RankRow], folder: Path, node: int = 0) -> None:
 
 
 def gpu_text() -> str:
-    """nvidia-smi's table of memory and use; empty without a GPU."""
+    """Return nvidia-smi's table of memory and utilization; empty without a GPU."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return ""
@@ -155,7 +155,7 @@ def gpu_text() -> str:
             [program, f"--query-gpu={query}", "--format=csv"], capture_output=True, text=True, timeout=2, check=False
         )
     except subprocess.TimeoutExpired:
-        return "nvidia-smi did not answer within 2 s\n"
+        return "nvidia-smi did not respond within 2 s\n"
     return done.stdout
 
 

@@ -1,25 +1,26 @@
-"""An incident: ten lines for a person and one JSON for a program, from a verdict."""
+"""An incident: a verdict in words, as ten lines for a person and one JSON file for a program.
+
+`headline`, `cause` and `advice` say what is wrong, why it probably is, and what to do about it.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
+import stat
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from nest_ssl.launch.exit_codes import NEEDS_A_PERSON, RESUMABLE
+from nest_ssl.files import replacing
+from nest_ssl.run_folder import INCIDENTS, RunFolder
 from nest_ssl.watchdog.judge.blame import Verdict
-from nest_ssl.watchdog.report import words
-from nest_ssl.watchdog.stages import part_label
-from nest_ssl.watchdog.system import DISK_ANSWERS_S, within
-
-FOLDER = "incidents"
-LAST = "last.ckpt"
-"""Of all checkpoints the one that a run goes on from."""
+from nest_ssl.watchdog.rank import NEEDS_A_PERSON, RESUMABLE, InitPart, Stage, part_label
+from nest_ssl.watchdog.rows import RankRow, WorkerRow
+from nest_ssl.watchdog.system import DISK_ANSWERS_S, PROCESS_STATES, signal_name, within
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Incident:
     """What is kept of a verdict."""
 
     name: str
-    """Of its files."""
+    """The name of its files."""
     time: str
     kind: str
     ranks: list[int]
@@ -41,7 +42,7 @@ class Incident:
     cause: str
     advice: str
     waiting: dict[str, str]
-    """Other ranks, and where they wait."""
+    """The other ranks, and where they wait."""
     stack: list[str]
     """The culprit's innermost frames."""
     exit_code: int
@@ -53,7 +54,7 @@ class Incident:
 
 
 def exit_code_of(verdict: Verdict) -> int:
-    """An exception would come again; whatever else ended the job, the same command goes on."""
+    """Return the job's exit code: an exception would recur; after anything else the same command resumes."""
     if verdict.kind == "out-of-memory" or (verdict.kind == "failed" and not _lost_peer(verdict)):
         return NEEDS_A_PERSON
     if verdict.kind == "died" and (verdict.row.exit_status or 0) > 0:
@@ -66,9 +67,9 @@ def _lost_peer(verdict: Verdict) -> bool:
 
 
 def make_incident(verdict: Verdict, stack: list[str], run_dir: Path, name: str, resume_command: str) -> Incident:
-    row, on_what = verdict.row, words.on_what(verdict)
+    row, subject = verdict.row, on_what(verdict)
     try:
-        checkpoint = within(DISK_ANSWERS_S, lambda: newest_checkpoint(run_dir))
+        checkpoint = within(DISK_ANSWERS_S, lambda: RunFolder.open(run_dir).newest_checkpoint())
     except OSError:
         checkpoint = None
     values: dict[str, Any] = {
@@ -80,42 +81,42 @@ def make_incident(verdict: Verdict, stack: list[str], run_dir: Path, name: str, 
         "part": part_label(row.stage, row.part),
         "step": row.step,
         "stalled_s": round(verdict.stalled_s, 2),
-        "file": on_what.removeprefix("file ") if on_what.startswith("file ") else None,
-        "collective": on_what.removeprefix("collective ") if on_what.startswith("collective ") else None,
-        "cause": _cause(verdict, run_dir),
-        "advice": words.advice(verdict),
+        "file": subject.removeprefix("file ") if subject.startswith("file ") else None,
+        "collective": subject.removeprefix("collective ") if subject.startswith("collective ") else None,
+        "cause": _cause_with_free_space(verdict, run_dir),
+        "advice": advice(verdict),
         "waiting": {str(other.rank): other.place for other in verdict.waiting},
         "stack": stack,
         "exit_code": exit_code_of(verdict),
         "checkpoint": None if checkpoint is None else str(checkpoint),
         "resume_command": resume_command,
-        "evidence": str(run_dir / FOLDER / name),
+        "evidence": str(run_dir / INCIDENTS / name),
     }
     incident = Incident(**values)
     return Incident(**values | {"text": "\n".join(_lines(verdict, incident))})
 
 
-def _cause(verdict: Verdict, run_dir: Path) -> str:
-    cause = words.cause(verdict)
-    if "No space left" in cause and "free" not in cause and run_dir.is_dir():
-        cause += f"; {run_dir}: {words.free_text(run_dir)}"
-    return cause
+def _cause_with_free_space(verdict: Verdict, run_dir: Path) -> str:
+    text = cause(verdict)
+    if "No space left" in text and "free" not in text and run_dir.is_dir():
+        text += f"; {run_dir}: {shutil.disk_usage(run_dir).free / 1e9:.1f} GB free"
+    return text
 
 
 def _lines(verdict: Verdict, incident: Incident) -> list[str]:
     row = verdict.row
-    since = f"for {incident.stalled_s:.1f} s (limit {row.limit_s:.0f} s)" if verdict.stalled_s else "now"
+    since = f"{incident.stalled_s:.1f} s ago (limit {row.limit_s:.0f} s)" if verdict.stalled_s else "now"
     checkpoint = (
-        Path(incident.checkpoint).name if incident.checkpoint else "none yet: resuming starts from the beginning"
+        Path(incident.checkpoint).name if incident.checkpoint else "nothing yet: resuming starts from the beginning"
     )
     context = verdict.failure.context if verdict.failure is not None else []
-    process = f"pid {row.pid}, node {row.node}" if row.pid else "not heard of"
+    process = f"pid {row.pid}, node {row.node}" if row.pid else "never reported"
     return [
-        f"nest-ssl: {words.headline(verdict)}",
+        f"nest-ssl: {headline(verdict)}",
         f"  where     {row.place}, step {row.step}, rank {row.rank} ({process})",
         f"  since     {since}",
-        f"  on        {words.on_what(verdict) or '; '.join(context) or 'no file and no collective of its own'}",
-        f"  others    {words.others_text(verdict)}",
+        f"  on        {on_what(verdict) or '; '.join(context) or 'no file or collective'}",
+        f"  others    {others_text(verdict)}",
         f"  cause     {incident.cause}",
         f"  to do     {incident.advice}",
         f"  stack     {' < '.join(incident.stack) or 'none could be read'}",
@@ -124,15 +125,187 @@ def _lines(verdict: Verdict, incident: Incident) -> list[str]:
     ]
 
 
+# ---- words ----
+
+
+def ranks_text(ranks: list[int]) -> str:
+    """Return 'rank 1' or 'ranks 1, 2 and 5'."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}" if len(ranks) <= 8 else f"{len(ranks)} ranks"
+
+
+def headline(verdict: Verdict) -> str:
+    what = {
+        "died": "died",
+        "failed": "failed",
+        "out-of-memory": "ran out of memory",
+        "worker-died": "lost a DataLoader worker",
+        "stopped": "were stopped by a signal" if len(verdict.ranks) > 1 else "was stopped by a signal",
+        "worker-stopped": "is waiting for a DataLoader worker that was stopped",
+        "file": "is waiting for a file",
+        "never-joined": "never joined",
+        "left-early": "left before the others",
+        "diverged": "called a different collective than the others",
+        "unfinished": "called the same collective, which does not finish",
+    }.get(verdict.kind, "stalled")
+    return f"{ranks_text(verdict.ranks)} {what}"
+
+
+def cause(verdict: Verdict) -> str:
+    """Return the probable cause in one line."""
+    row, failure = verdict.row, verdict.failure
+    kind = verdict.kind
+    if kind == "died":
+        return _why_it_died(row)
+    if failure is not None and kind in ("failed", "out-of-memory"):
+        first_line = failure.message.strip().splitlines()[0] if failure.message.strip() else "no message"
+        if failure.is_lost_peer:
+            return f"the connection to another rank was lost ({first_line[:200]})"
+        return f"{failure.type}: {first_line[:400]}"
+    if kind in ("worker-died", "worker-stopped", "file"):
+        return _why_no_data(verdict)
+    if kind == "stopped":
+        return f"process {row.pid} is stopped (SIGSTOP, a debugger, or a suspended job)"
+    if kind == "never-joined":
+        return _why_it_never_joined(verdict)
+    if kind == "left-early":
+        return f"it ran out of batches before the others: the ranks' batch counts differ{_missing_call(verdict)}"
+    if kind == "gil":
+        return f"a call into C code holds the GIL and does not return (process {PROCESS_STATES.get(row.process, '?')})"
+    if kind == "diverged" and verdict.fault is not None:
+        calls = [f"rank {rank} called {call}" for rank, call in sorted(verdict.fault.calls.items())]
+        silent = [row.rank for row in (*verdict.culprits, *verdict.waiting) if row.rank not in verdict.fault.calls]
+        calls += [f"rank {rank} called something else and was aborted" for rank in silent]
+        return f"the ranks run different code or have different data: {'; '.join(calls)}"
+    if kind == "unfinished":
+        return "all ranks are waiting in the same collective: the network or a GPU is stuck"
+    return f"the code of this stage does not return (process {PROCESS_STATES.get(row.process, '?')})"
+
+
+def _missing_call(verdict: Verdict) -> str:
+    if verdict.fault is None or not verdict.fault.calls:
+        return ""
+    return f"; it is missing at collective {next(iter(verdict.fault.calls.values()))}"
+
+
+def _why_it_died(row: RankRow) -> str:
+    status = row.exit_status
+    if row.is_lost:
+        return f"lost contact with node {row.node}: did it crash or lose its network?"
+    if status is None:
+        return "its process is gone; out of memory?"
+    if status >= 0:
+        return f"its process ended with exit code {status} before it could report; see its output above"
+    name = signal_name(-status)
+    if name == "SIGKILL":
+        return f"killed by {name}: out of memory? (the kernel's OOM killer uses this signal; check 'dmesg')"
+    return f"killed by {name}"
+
+
+def _why_no_data(verdict: Verdict) -> str:
+    worker = verdict.worker
+    if worker is None:
+        return "a DataLoader worker was killed: out of shared memory or memory?"
+    name = f"DataLoader worker {worker.number} (pid {worker.pid})" if worker.number >= 0 else "the rank itself"
+    path = f"; it was reading {worker.path}" if worker.path else ""
+    if verdict.kind == "worker-died":
+        return f"{name} {_how_it_ended(verdict)}{path}"
+    if verdict.kind == "worker-stopped":
+        return f"{name} is stopped (SIGSTOP or a debugger){path}"
+    return f"{name} is blocked reading {worker.path}: {_kind_of_file(worker)}"
+
+
+def _how_it_ended(verdict: Verdict) -> str:
+    message = "" if verdict.failure is None else verdict.failure.message
+    killed_by = re.search(r"killed by signal: (\w+(?: \w+)?)", message)
+    if killed_by is not None and killed_by[1] not in ("Killed", "Bus error"):
+        return f"was ended by a signal: {killed_by[1]}"
+    what = "was killed" if not message or "killed by signal" in message else "is gone"
+    return f"{what}: out of shared memory (/dev/shm) or memory?"
+
+
+def _kind_of_file(worker: WorkerRow) -> str:
+    try:
+        mode = within(DISK_ANSWERS_S, lambda: os.stat(worker.path)).st_mode
+    except TimeoutError:
+        return "the disk or network disk does not respond"
+    except OSError as error:
+        return f"it cannot be accessed ({error.strerror})"
+    if stat.S_ISFIFO(mode):
+        return "a FIFO, not a regular file, and nobody writes to it"
+    if not stat.S_ISREG(mode):
+        return "not a regular file"
+    return "the disk or network disk does not respond" if worker.process == "D" else "a slow or dead network disk?"
+
+
+def _why_it_never_joined(verdict: Verdict) -> str:
+    row = verdict.row
+    joined = ranks_text(sorted(other.rank for other in verdict.waiting))
+    if row.pid == 0:
+        return f"its process was never started, or died before it could report; {joined} waited"
+    part = InitPart(row.part).name.lower() if row.stage is Stage.INIT and row.part else row.place
+    state = PROCESS_STATES.get(row.process, "?")
+    return f"it is still in '{part}', before joining the process group (process {state}); {joined} waited"
+
+
+def advice(verdict: Verdict) -> str:
+    """Return what to do, in one line."""
+    kind, failure = verdict.kind, verdict.failure
+    if kind == "out-of-memory":
+        return "lower model.train_ds.batch_size or max_duration (or batch_duration), or use trainer.precision=bf16"
+    if failure is not None and kind == "failed":
+        return (
+            "check the other nodes, then resume" if failure.is_lost_peer else "fix what the message says, then resume"
+        )
+    return {
+        "died": "check the machine's memory (evidence: memory.json), then resume",
+        "worker-died": "enlarge /dev/shm, or lower model.train_ds.num_workers or prefetch_factor; then resume",
+        "stopped": "find out who stopped it ('kill -CONT' lets it continue), then resume",
+        "worker-stopped": "find out who stopped it, then resume",
+        "file": "check the disk; 'nest-ssl prepare' refuses anything but regular files; then resume",
+        "never-joined": "check that rank's node and log; raise watchdog.init_s if starting really takes longer",
+        "left-early": "use nest-ssl's batch plan on every rank; see docs/why-it-hung.md",
+        "diverged": "start every rank with the same code and configuration; see docs/why-it-hung.md",
+        "unfinished": "check the network and the GPUs of all nodes ('nest-ssl doctor'), then resume",
+    }.get(kind, "read the stack below and in the evidence, then resume")
+
+
+def on_what(verdict: Verdict) -> str:
+    """Return the file or the collective it is about; an empty string for neither."""
+    if verdict.worker is not None and verdict.worker.path:
+        return f"file {verdict.worker.path}"
+    if verdict.fault is not None and verdict.fault.calls:
+        calls = verdict.fault.calls
+        if verdict.kind == "diverged":
+            return "collective " + "; ".join(f"rank {rank}: {call}" for rank, call in sorted(calls.items()))
+        return f"collective {next(iter(calls.values()))}"
+    return ""
+
+
+def others_text(verdict: Verdict) -> str:
+    """Return where the other ranks wait, and for whom."""
+    if not verdict.waiting:
+        return "nobody is waiting for it"
+    places: dict[str, list[int]] = {}
+    for row in verdict.waiting:
+        call = verdict.calls.get(row.rank)
+        places.setdefault(f"{row.place}{f', at collective {call}' if call else ''}", []).append(row.rank)
+    parts = [f"{ranks_text(sorted(ranks))} in {place}" for place, ranks in places.items()]
+    return f"waiting for {ranks_text(verdict.ranks)}: {'; '.join(parts)}"
+
+
+# ---- files ----
+
+
 def write_incident(incident: Incident, run_dir: Path) -> Path:
-    """`incidents/NAME.json` and `NAME.txt`; the path of the JSON, which appears whole."""
-    folder = run_dir / FOLDER
+    """Write `incidents/NAME.json` and `NAME.txt`; return the path of the JSON, which appears whole."""
+    folder = run_dir / INCIDENTS
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{incident.name}.txt").write_text(incident.text + "\n")
     path = folder / f"{incident.name}.json"
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(asdict(incident), indent=1))
-    os.replace(temporary, path)
+    with replacing(path, sync=False) as file:
+        file.write(json.dumps(asdict(incident), indent=1).encode())
     return path
 
 
@@ -142,25 +315,5 @@ def incident_name(verdict: Verdict) -> str:
 
 
 def read_incidents(run_dir: Path) -> list[dict[str, Any]]:
-    """All incidents of a run, oldest first."""
-    return [json.loads(path.read_text()) for path in sorted((run_dir / FOLDER).glob("*.json"))]
-
-
-def newest_checkpoint(run_dir: Path) -> Path | None:
-    return newest_of(_checkpoints(run_dir))
-
-
-def newest_of(checkpoints: Path) -> Path | None:
-    """The checkpoint written last; of two names of one file that of the last, which stays."""
-    files = [path for path in checkpoints.glob("*.ckpt") if path.is_file()]
-    return max(files, key=lambda path: (path.stat().st_mtime_ns, path.name == LAST, path.name), default=None)
-
-
-def _checkpoints(run_dir: Path) -> Path:
-    """Where the run's configuration has them."""
-    try:
-        cfg = yaml.safe_load((run_dir / "hparams.yaml").read_text())
-        dirpath = cfg["exp_manager"]["checkpoint_callback_params"]["dirpath"]
-    except (OSError, yaml.YAMLError, KeyError, TypeError):  # not written yet, or only in part
-        dirpath = None
-    return run_dir / "checkpoints" if dirpath is None else Path(dirpath).expanduser()
+    """Return all incidents of a run, oldest first."""
+    return [json.loads(path.read_text()) for path in sorted((run_dir / INCIDENTS).glob("*.json"))]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import logging
 import os
 import pickle
 import subprocess
@@ -14,19 +16,10 @@ import soundfile
 import torch
 
 from nest_ssl.config import DatasetConfig
-from nest_ssl.data import AudioNoiseBatch, AudioNoiseDataset, MultiSpeakerNoiseAugmentation, build_loader
-from tests.unit.data.corpus import RATE, Corpus, write_manifest
+from nest_ssl.data import AudioNoiseBatch, BadDataError, BadDataLog, BadFile, build_loader
+from tests.unit.data.corpus import NEEDS_LHOTSE, RATE, Corpus, assert_same, make_corpus, write_manifest
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-
-FIELDS = ("audio", "audio_len", "noise", "noise_len", "noisy_audio", "noisy_audio_len")
-
-
-def assert_same(a: AudioNoiseBatch, b: AudioNoiseBatch) -> None:
-    assert a.sample_id == b.sample_id
-    assert a.audio_filepaths == b.audio_filepaths
-    for name in FIELDS:
-        assert torch.equal(getattr(a, name), getattr(b, name)), name
 
 
 def two_epochs(config: DatasetConfig, **more: Any) -> list[AudioNoiseBatch]:
@@ -43,9 +36,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "buckets": {"use_bucketing": True, "num_buckets": 3, "batch_duration": 1.0},
     "lhotse": {"use_lhotse": True, "use_bucketing": True, "num_buckets": 2, "batch_duration": 1.0},
 }
+PARAMS = ["plain", "buckets", pytest.param("lhotse", marks=NEEDS_LHOTSE)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PARAMS)
 @pytest.mark.parametrize("augmentor", [None, "default"])
 def test_noise_that_is_added_later_makes_the_same_noisy_audio(corpus: Corpus, kind: str, augmentor: str | None) -> None:
     config = corpus.config(**KINDS[kind])
@@ -60,7 +54,7 @@ def test_noise_that_is_added_later_makes_the_same_noisy_audio(corpus: Corpus, ki
             assert a.mixed() is a
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PARAMS)
 def test_two_epochs_with_0_1_and_4_workers_give_the_same_batches(corpus: Corpus, kind: str) -> None:
     config = corpus.config(**KINDS[kind])
     reference = two_epochs(config)
@@ -74,7 +68,7 @@ def test_two_epochs_with_0_1_and_4_workers_give_the_same_batches(corpus: Corpus,
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PARAMS)
 def test_restarting_at_batch_k_gives_batch_k(corpus: Corpus, kind: str, num_workers: int) -> None:
     config = corpus.config(**KINDS[kind], num_workers=num_workers)
     loader = build_loader(config, seed=3)
@@ -156,103 +150,13 @@ def test_the_bank_does_not_change_the_batches(corpus: Corpus) -> None:
         assert_same(a, b)
 
 
-def test_batches_of_buckets_keep_to_the_duration(corpus: Corpus) -> None:
-    loader = build_loader(corpus.config(use_bucketing=True, num_buckets=4, batch_duration=1.2, batch_size=None))
-    for batch in loader:
-        assert batch.audio is not None
-        assert batch.audio.numel() <= 1.2 * RATE + len(batch.audio)
-
-
-@pytest.mark.parametrize("technique", ["temperature", "random", "round-robin"])
-def test_datasets_are_concatenated_and_augmented(corpus: Corpus, tmp_path: Path, technique: str) -> None:
-    lines = [{"audio_filepath": str(corpus.folder / f"speech_{i}.wav"), "duration": 0.1} for i in range(5)]
-    other = write_manifest(tmp_path / "other.jsonl", lines)
-    config = corpus.config(
-        manifest_filepath=[str(corpus.speech), str(other)],
-        is_concat=True,
-        concat_sampling_technique=technique,
-        concat_sampling_temperature=1e9,
-        noise_manifest=None,
-    )
-    batches = list(build_loader(config))
-    from_other = sum(int(i) >= 22 for batch in batches for i in batch.sample_id or [])
-    assert from_other in (13, 14), "equal shares of 27"
-    assert any(batch.noise is not None and batch.noise.any() for batch in batches), "other speakers are mixed in"
-
-
-def test_an_endless_mixture_has_no_length_and_resumes_past_a_round(corpus: Corpus) -> None:
-    config = corpus.config(
-        manifest_filepath=[str(corpus.speech), str(corpus.noise)], is_concat=True, endless=True, batch_size=5
-    )
-    loader = build_loader(config, seed=3)
-    with pytest.raises(TypeError, match="endless"):
-        len(loader)
-    first = [batch for _, batch in zip(range(12), loader, strict=False)]
-    resumed = build_loader(config, seed=3)
-    resumed.resume({**resumed.position(), "next_batch": 10})
-    for a, b in zip(first[10:], resumed, strict=False):
-        assert_same(a, b)
-
-
-def test_buckets_of_manifests_have_their_own_batch_sizes(corpus: Corpus) -> None:
-    config = corpus.config(
-        manifest_filepath=[[str(corpus.speech)], [str(corpus.noise)]], bucketing_batch_size=2, bucketing_weights=[1, 3]
-    )
-    sizes = [len(batch.sample_id or []) for batch in build_loader(config)]
-    assert sorted(sizes) == sorted([4, 4, 4, 4, 4, 2] + 3 * [2, 1])
-
-
 def test_short_audio_is_padded_to_the_least_length(corpus: Corpus) -> None:
     (batch, *_) = build_loader(corpus.config(min_audio_len_secs=0.5, pad_audio_mode="zero"))
     assert batch.audio_len is not None
     assert batch.audio_len.tolist() == [RATE // 2] * 4
 
 
-def test_a_bucket_of_short_audio_counts_its_padding(corpus: Corpus) -> None:
-    config = corpus.config(batch_size=None, use_bucketing=True, num_buckets=2, batch_duration=2.0)
-    for batch in build_loader(replace(config, min_audio_len_secs=0.5)):
-        assert batch.audio is not None
-        assert batch.audio.numel() <= 2.0 * RATE
-
-
-def test_more_buckets_than_lhotse_can_fill_are_refused(corpus: Corpus) -> None:
-    config = corpus.config(use_lhotse=True, use_bucketing=True, num_buckets=1000, batch_duration=1.0)
-    with pytest.raises(ValueError, match=r"num_buckets=1000: .*number of cuts \(22\)"):
-        next(iter(build_loader(config)))
-
-
-def test_missing_or_contradicting_keys_are_refused(corpus: Corpus) -> None:
-    with pytest.raises(ValueError, match="batch_size: a value is needed"):
-        build_loader(corpus.config(batch_size=None))
-    with pytest.raises(ValueError, match="manifest_filepath: a value is needed"):
-        build_loader(DatasetConfig(batch_size=2))
-    with pytest.raises(ValueError, match="no utterance is left"):
-        build_loader(corpus.config(min_duration=50.0))
-    with pytest.raises(ValueError, match="22 utterances do not fill one batch on each of 8 ranks"):
-        build_loader(corpus.config(drop_last=True), world_size=8)
-    with pytest.raises(ValueError, match="seed: -1 is less than 0"):
-        corpus.config(seed=-1)
-    with pytest.raises(ValueError, match="rank 2 is not in"):
-        build_loader(corpus.config(), rank=2, world_size=2)
-    with pytest.raises(ValueError, match="are not 2 positive numbers"):
-        build_loader(
-            corpus.config(
-                manifest_filepath=[str(corpus.speech)] * 2,
-                is_concat=True,
-                concat_sampling_technique="random",
-                concat_sampling_probabilities=[1.0],
-            )
-        )
-    with pytest.raises(ValueError, match="batch_duration: needs 'use_bucketing: true'"):
-        corpus.config(batch_duration=5.0)
-
-
-def test_an_empty_noise_manifest_is_refused(corpus: Corpus, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="noise"):
-        build_loader(corpus.config(noise_manifest=str(write_manifest(tmp_path / "noise.jsonl", []))))
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", PARAMS)
 def test_what_loader_processes_run_can_be_sent_to_a_new_interpreter(corpus: Corpus, kind: str) -> None:
     loader = build_loader(corpus.config(**KINDS[kind]), seed=3)
     (spec, *_) = loader.batches
@@ -269,34 +173,7 @@ def test_a_caller_that_reads_ahead_can_say_where_to_go_on(corpus: Corpus) -> Non
         assert_same(a, b)
 
 
-def test_bucketing_without_durations_says_what_to_do(corpus: Corpus, tmp_path: Path) -> None:
-    lines = [{"audio_filepath": str(corpus.folder / "speech_0.wav")}]
-    manifest = write_manifest(tmp_path / "m.jsonl", lines)
-    with pytest.raises(ValueError, match=r"m\.jsonl: use_bucketing needs every 'duration'.*nest-ssl prepare"):
-        build_loader(corpus.config(manifest_filepath=str(manifest), use_bucketing=True))
-
-
-def test_the_dataset_gives_items_that_torchs_own_loader_can_batch(corpus: Corpus) -> None:
-    dataset = AudioNoiseDataset(
-        manifest_filepath=str(corpus.speech),
-        noise_manifest=str(corpus.noise),
-        sample_rate=RATE,
-        batch_augmentor=MultiSpeakerNoiseAugmentation(prob=1.0, noise_ratio=0.5),
-        min_audio_len_secs=0.1,
-    )
-    assert len(dataset) == 22
-    item = dataset[3]
-    assert item.sample_id == "3"
-    assert item.audio is not None
-    assert item.noise is not None
-    assert item.noise.shape == item.audio.shape
-    loader = torch.utils.data.DataLoader(dataset, batch_size=5, collate_fn=dataset.collate_fn)
-    batches = list(loader)
-    assert [len(batch.sample_id) for batch in batches] == [5, 5, 5, 5, 2]
-    assert all(torch.equal(b.noisy_audio, b.audio + b.noise) for b in batches)
-
-
-@pytest.mark.parametrize("kind", ["plain", "lhotse"])
+@pytest.mark.parametrize("kind", PARAMS[::2])
 def test_every_file_is_announced_before_it_is_read(corpus: Corpus, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # several: test_threads.py
     announced: list[str] = []
@@ -342,3 +219,177 @@ def test_memory_stays_flat_over_ten_epochs_with_workers(corpus: Corpus) -> None:
     growth = np.polyfit(np.arange(10), after_epoch[3:], 1)[0]
     # Per epoch, after three in which allocators and imports settle. An epoch's batches hold 1.2 MB.
     assert growth < 4e5, [f"{size / 1e6:.1f} MB" for size in after_epoch]
+
+
+def break_files(corpus: Corpus) -> dict[str, str]:
+    """Four kinds of bad files, and a word of the reason that each must be given."""
+    folder = corpus.folder
+    (folder / "speech_1.wav").unlink()
+    (folder / "speech_5.wav").write_bytes(b"")
+    whole = (folder / "speech_9.wav").read_bytes()
+    (folder / "speech_9.wav").write_bytes(whole[: len(whole) // 2])
+    poisoned = np.full(RATE // 2, np.nan, np.float32)
+    soundfile.write(folder / "speech_13.wav", poisoned, RATE, subtype="FLOAT")
+    words = {1: "No such file", 5: "empty", 9: "truncated", 13: "NaN"}
+    return {str(folder / f"speech_{i}.wav"): word for i, word in words.items()}
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> tuple[Corpus, dict[str, str]]:
+    corpus = make_corpus(tmp_path / "data")
+    return corpus, break_files(corpus)
+
+
+def read(corpus: Corpus, path: Path | None = None, **changed: Any) -> tuple[list[AudioNoiseBatch], BadDataLog]:
+    loader = build_loader(corpus.config(max_bad_fraction=0.5, **changed), seed=3, bad_files_path=path)
+    return list(loader), loader.bad_data
+
+
+def test_bad_files_are_named_with_the_reason_in_the_runs_file_and_in_the_log(
+    broken: tuple[Corpus, dict[str, str]], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    corpus, reasons = broken
+    path = tmp_path / "run" / "bad_files.jsonl"
+    with caplog.at_level(logging.WARNING):
+        _, log = read(corpus, path)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert {line["audio_filepath"] for line in lines} == set(reasons)
+    for line in lines:
+        assert line["kind"] == "speech"
+        assert reasons[line["audio_filepath"]] in line["reason"]
+        assert line["audio_filepath"] in log.summary()
+        assert line["audio_filepath"] in caplog.text
+    assert "4 of 22 utterances of epoch 0 replaced" in log.summary()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_bad_files_do_not_change_the_batches_around_them(tmp_path: Path, num_workers: int) -> None:
+    corpus = make_corpus(tmp_path / "data")
+    good, _ = read(corpus, batch_augmentor=None, num_workers=num_workers)
+    bad_paths = break_files(corpus)
+    found, _ = read(corpus, batch_augmentor=None, num_workers=num_workers)
+    assert len(found) == len(good)
+    num_replaced = 0
+    for a, b in zip(good, found, strict=True):
+        assert a.audio is not None
+        assert b.audio is not None
+        assert len(a.audio_filepaths) == len(b.audio_filepaths)
+        for i, (name, new) in enumerate(zip(a.audio_filepaths, b.audio_filepaths, strict=True)):
+            if name in bad_paths:
+                assert new not in bad_paths
+                num_replaced += 1
+            else:
+                assert new == name
+                length = int(a.audio_len[i])  # type: ignore[index]
+                assert torch.equal(a.noisy_audio[i, :length], b.noisy_audio[i, :length])  # type: ignore[index]
+    assert num_replaced == 4
+
+
+def test_replacements_are_the_next_of_the_plan_and_the_same_every_time(broken: tuple[Corpus, dict[str, str]]) -> None:
+    corpus, bad_paths = broken
+    loader = build_loader(corpus.config(max_bad_fraction=0.5), seed=3)
+    planned = [(spec.indices.tolist(), spec.spares.tolist()) for spec in loader.batches]
+    bad = {int(Path(path).stem.split("_")[1]) for path in bad_paths}
+    for batch, (indices, spares) in zip(loader, planned, strict=True):
+        good_spares = iter([i for i in spares if i not in bad])
+        expected = [next(good_spares) if i in bad else i for i in indices]
+        assert batch.sample_id == [str(i) for i in expected]
+
+
+def test_the_number_of_batches_is_the_same_on_ranks_with_and_without_bad_files(tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path / "data")
+    for i in range(1, 22, 2):  # unshuffled batches of 1: rank 1 of 2 meets only bad files
+        (corpus.folder / f"speech_{i}.wav").write_bytes(b"junk")
+    config = corpus.config(shuffle=False, batch_size=1, max_bad_fraction=1.0)
+    counts = [len(list(build_loader(config, rank=rank, world_size=2))) for rank in (0, 1)]
+    assert counts == [11, 11]
+
+
+def test_too_many_bad_files_stop_the_run_with_a_way_out(broken: tuple[Corpus, dict[str, str]], tmp_path: Path) -> None:
+    corpus, _ = broken
+    path = tmp_path / "bad.jsonl"
+    loader = build_loader(corpus.config(), seed=3, bad_files_path=path)
+    with pytest.raises(BadDataError) as error:
+        list(loader)
+    message = str(error.value)
+    for part in ("1 of 22 utterances", "max_bad_fraction = 1.00%", "nest-ssl prepare", str(path), "speech_"):
+        assert part in message
+
+
+def test_exactly_the_allowed_share_goes_on(broken: tuple[Corpus, dict[str, str]]) -> None:
+    corpus, _ = broken
+    list(build_loader(corpus.config(max_bad_fraction=4 / 22), seed=3))
+    with pytest.raises(BadDataError, match="4 of 22"):
+        list(build_loader(corpus.config(max_bad_fraction=3.9 / 22), seed=3))
+
+
+def test_a_share_is_counted_per_epoch_and_survives_a_restart(broken: tuple[Corpus, dict[str, str]]) -> None:
+    corpus, _ = broken
+    config = corpus.config(max_bad_fraction=4 / 22)
+    loader = build_loader(config, seed=3)
+    for epoch in range(3):
+        loader.set_epoch(epoch)
+        list(loader)
+    stopped = build_loader(config, seed=3)
+    iterator = iter(stopped)
+    while stopped.bad_data.num_bad["speech"] < 2:
+        next(iterator)
+    resumed = build_loader(corpus.config(max_bad_fraction=3.9 / 22), seed=3)
+    resumed.resume(stopped.position())
+    with pytest.raises(BadDataError, match="4 of 22"):
+        list(resumed)
+
+
+def test_when_no_neighbour_can_be_read_the_error_names_them(tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path / "data")
+    for file in corpus.folder.glob("speech_*.wav"):
+        file.write_bytes(b"junk")
+    with pytest.raises(BadDataError, match="none of these neighbours"):
+        list(build_loader(corpus.config(max_bad_fraction=1.0)))
+
+
+def test_bad_noise_is_drawn_again_counted_and_named(tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path / "data")
+    (corpus.folder / "noise_0.wav").write_bytes(b"junk")
+    loader = build_loader(corpus.config(), seed=3)
+    batches = list(loader)
+    assert all(batch.noise is not None and batch.noise.any() for batch in batches)
+    assert loader.bad_data.num_bad["noise"] > 0
+    assert loader.bad_data.num_bad["speech"] == 0
+    assert str(corpus.folder / "noise_0.wav") in loader.bad_data.summary()
+
+
+def test_utterances_without_any_noise_are_counted_and_too_many_of_them_stop_the_run(tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path / "data")
+    for file in corpus.folder.glob("noise_*.wav"):
+        file.unlink()
+    loader = build_loader(corpus.config(max_bad_fraction=1.0, batch_augmentor=None))
+    batches = list(loader)
+    assert loader.bad_data.num_bad["no-noise"] == 22
+    assert not any(batch.noise is not None and batch.noise.any() for batch in batches)
+    with pytest.raises(BadDataError, match="found no noise that could be read"):
+        list(build_loader(corpus.config()))
+
+
+def test_a_run_without_bad_files_says_nothing_and_writes_nothing(corpus: Corpus, tmp_path: Path) -> None:
+    _, log = read(corpus, tmp_path / "bad.jsonl")
+    assert log.summary() == ""
+    assert not (tmp_path / "bad.jsonl").exists()
+
+
+def test_without_a_known_epoch_the_share_is_of_what_was_read() -> None:
+    log = BadDataLog(max_bad_fraction=0.01, utterances_per_epoch=None)
+    bad = [BadFile("speech", f"{i}.wav", "junk", 0, 0, 0) for i in range(10)]
+    log.record(10, bad)
+    with pytest.raises(BadDataError, match="11 of 1,000"):
+        log.record(1, [BadFile("speech", "x.wav", "junk", 0, 0, 0)])
+
+
+def test_a_wrong_duration_in_the_manifest_is_a_bad_utterance(tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path / "data")
+    lines = [{"audio_filepath": f"speech_{i}.wav", "duration": 0.1} for i in range(5)]
+    lines[2]["duration"] = 30.0
+    manifest = write_manifest(corpus.folder / "wrong.jsonl", lines)
+    _, log = read(corpus, manifest_filepath=str(manifest), batch_size=5)
+    assert "truncated" in log.summary()
+    assert list(log.files) == [str(corpus.folder / "speech_2.wav")]

@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 import soundfile
 import torch
-from lhotse import CutSet, MonoCut, Recording
 
 from nest_ssl.config import DatasetConfig
 from nest_ssl.data import LhotseAudioNoiseDataset, build_loader
-from nest_ssl.data.sources.lhotse_inputs import is_endless
+from nest_ssl.data.sources.lhotse import is_endless
 from tests.unit.data.corpus import RATE, Corpus, make_corpus, write_manifest
+
+lhotse = pytest.importorskip("lhotse")
+MonoCut, Recording = lhotse.MonoCut, lhotse.Recording
+CutSet = Any
 
 
 def config(corpus: Corpus, **changed: Any) -> DatasetConfig:
@@ -32,7 +35,7 @@ def cuts(corpus: Corpus) -> CutSet:
     for i in range(22):
         recording = Recording.from_file(corpus.folder / f"speech_{i}.wav")
         made.append(MonoCut(f"cut-{i}", 0, recording.duration, 0, recording=recording))
-    return CutSet.from_cuts(made)
+    return lhotse.CutSet.from_cuts(made)
 
 
 def ids(batches: list[Any]) -> Counter[str]:
@@ -151,7 +154,7 @@ def test_bad_files_are_replaced_without_changing_the_batches(tmp_path: Path) -> 
 def test_bad_recordings_of_lhotses_own_cuts_are_replaced_too(tmp_path: Path) -> None:
     corpus = make_corpus(tmp_path / "data", num_speech=6)
     recordings = [Recording.from_file(corpus.folder / f"speech_{i}.wav") for i in range(6)]
-    made = CutSet.from_cuts(MonoCut(f"cut-{i}", 0, r.duration, 0, recording=r) for i, r in enumerate(recordings))
+    made = lhotse.CutSet.from_cuts(MonoCut(f"cut-{i}", 0, r.duration, 0, recording=r) for i, r in enumerate(recordings))
     made.to_file(tmp_path / "cuts.jsonl.gz")
     (corpus.folder / "speech_3.wav").write_bytes(b"junk")
     loader = build_loader(config(corpus, manifest_filepath=None, cuts_path=str(tmp_path / "cuts.jsonl.gz")))

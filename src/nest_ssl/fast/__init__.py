@@ -1,0 +1,1 @@
+"""Speed, applied to the model from outside; `engine.accelerate` is the one place that decides."""

@@ -1,0 +1,306 @@
+"""The fused encoder: `modules.conformer` for training on a GPU, with the same parameters and the same sums.
+
+What differs is how, not what. The frames of all utterances are one long row, (N, D): convolutions
+over one frame are GEMMs, no tensor is transposed, and the compiler has one size to be general about.
+One layer is compiled, and all layers run it; the number of frames is a symbol to the compiler, so
+that another length or batch size compiles nothing (27 s once; a layer of (B, S, D) took 127 s, and again for
+another batch). Queries, keys and values are one GEMM; dropout stores no mask; the batch norm counts
+only the frames that the batch had before it was padded for a graph.
+
+Without CUDA (`model.compile: on`) the same code runs without its Triton operations; tests use that.
+
+B batch, T mel frames, S encoder frames, N = B · S, D width, R distances, H heads, C = D / H, K taps of
+the convolution.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+from nest_ssl.fast.ops.dropout import draw_seeds, dropout
+from nest_ssl.fast.subsampling import fused_subsampling
+from nest_ssl.modules import ConformerEncoder
+from nest_ssl.modules.attention import MultiHeadAttention, RelPositionMultiHeadAttention
+from nest_ssl.modules.conformer import ConformerConvolution, ConformerLayer, FeedForward, visible_context
+from nest_ssl.modules.inputs import valid_frames
+from nest_ssl.modules.subsampling import ConvSubsampling, HalvingConv
+
+log = logging.getLogger(__name__)
+
+NUM_SEEDS = 7  # one for each dropout of a layer
+
+
+@functools.cache
+def log_once(message: str) -> None:
+    log.info(message)
+
+
+@contextlib.contextmanager
+def fused(encoder: ConformerEncoder, activation_budget: float, num_frames: Tensor | None = None) -> Iterator[None]:
+    """Let calls of `encoder` run fused layers; its hooks and state stay as they are.
+
+    `activation_budget` is the share of activations kept for the backward pass. `num_frames` is a scalar
+    tensor: the mel frames of the batch without those added for a graph; None: all.
+    """
+
+    def forward(
+        audio_signal: Tensor, length: Tensor | None = None, bypass_pre_encode: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        length = encoder.check_input(audio_signal, length, bypass_pre_encode)
+        return encode(encoder, audio_signal, length, bypass_pre_encode, activation_budget, num_frames)
+
+    encoder.forward = forward  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del encoder.forward
+
+
+@functools.cache
+def compiled(function: types.FunctionType, budget: float) -> Callable[..., Any]:
+    """Return `function`, compiled to keep this share of its activations."""
+    from torch._functorch import config as autograd_config
+    from torch._inductor import config
+
+    options: dict[str, Any] = {}
+    if hasattr(config.triton, "mix_order_reduction"):  # torch 2.10; a layer norm's backward takes twice as long with it
+        options["triton.mix_order_reduction"] = False
+    # torch caches what it compiled by code object: another budget needs a code object of its own.
+    code = function.__code__.replace(co_name=f"{function.__name__}_keeping_{budget:g}")
+    own = types.FunctionType(code, function.__globals__, code.co_name, function.__defaults__, function.__closure__)
+    run = torch.compile(own, options=options)
+    # What follows a GEMM and needs no other one is recomputed rather than kept: 16 % less memory for 1 % of the time
+    # (64 × 16 s, H200).
+    patch: dict[str, Any] = {"ban_recompute_materialized_backward": False, "activation_memory_budget": budget}
+
+    def call(*args: Any) -> Any:
+        with autograd_config.patch(patch):
+            return run(*args)
+
+    return call
+
+
+def encode(
+    encoder: ConformerEncoder,
+    x: Tensor,
+    length: Tensor,
+    bypass_pre_encode: bool,
+    activation_budget: float,
+    num_frames: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Return (B, D, S) and lengths, from (B, mels, T) or, with `bypass_pre_encode`, (B, S, D)."""
+    if num_frames is None or bypass_pre_encode:
+        num_frames = torch.full((), x.shape[1 if bypass_pre_encode else 2], device=x.device)
+    x_BSD = x
+    if not bypass_pre_encode:
+        module = encoder.pre_encode
+        if isinstance(module, ConvSubsampling) and encoder.cfg.subsampling == "dw_striding" and x.is_cuda:
+            x_BSD, length = fused_subsampling(module, x.transpose(1, 2), length)
+        else:
+            log_once("plain subsampling: the fused one needs dw_striding, pre_conv and a GPU.")
+            x_BSD, length = module(x.transpose(1, 2), length)
+        for layer in module.modules():
+            if isinstance(layer, HalvingConv):
+                num_frames = layer.out_length(num_frames)
+    x_BSD = run_layers(encoder, x_BSD, length, num_frames, activation_budget)
+    if encoder.out_proj is not None:
+        x_BSD = encoder.out_proj(x_BSD)
+    return x_BSD.transpose(1, 2), length
+
+
+def run_layers(
+    encoder: ConformerEncoder, x_BSD: Tensor, length: Tensor, num_frames: Tensor, activation_budget: float
+) -> Tensor:
+    batch, size, width = x_BSD.shape
+    x_BSD, pos_emb_1RD = encoder.pos_enc(x_BSD)
+    on_gpu = x_BSD.is_cuda
+    positions = layer_positions(encoder, pos_emb_1RD) if on_gpu and pos_emb_1RD is not None else None
+    frames = frames_of(encoder, length, num_frames, size, None if positions else pos_emb_1RD)
+    if positions is None:
+        log_once("plain attention: the fused one needs rel_pos and a GPU.")
+    seeds = draw_seeds(len(encoder.layers), NUM_SEEDS, device=x_BSD.device).unbind()
+    run = compiled(fused_layer, activation_budget)
+    # Under autocast the layers' outputs are float32; the first input too, or the compiler would see two kinds of layer.
+    x_ND = x_BSD.flatten(0, 1)
+    x_ND = x_ND.float() if torch.is_autocast_enabled(x_BSD.device.type) else x_ND
+    for index, layer in enumerate(encoder.layers):
+        _any_size(x_ND, 0)
+        out_ND = run(layer, x_ND, frames, None if positions is None else positions[index], seeds[index], on_gpu)
+        x_ND = encoder.skip_at_random(index, x_ND, out_ND)
+    return x_ND.view(batch, size, width)
+
+
+def layer_positions(encoder: ConformerEncoder, pos_emb_1RD: Tensor) -> list[Tensor]:
+    """Return (R, H, C) projected distances for each layer."""
+    out = []
+    for layer in encoder.layers:
+        assert isinstance(layer.self_attn, RelPositionMultiHeadAttention)
+        positions_RHC = layer.self_attn.linear_pos(pos_emb_1RD[0]).unflatten(1, (encoder.cfg.n_heads, -1))
+        _any_size(positions_RHC, 0)
+        out.append(positions_RHC)
+    return out
+
+
+def frames_of(
+    encoder: ConformerEncoder, length: Tensor, num_frames: Tensor, size: int, pos_emb_1RD: Tensor | None
+) -> Frames:
+    context = encoder.draw_context()
+    context_SS = None
+    if context != (-1, -1):
+        context_SS = visible_context(size, context, encoder.cfg.att_context_style, length.device)
+        _any_size(context_SS, 0, 1)
+    valid_BS = valid_frames(length, size)
+    counted_BS = (torch.arange(size, device=length.device) < num_frames).expand_as(valid_BS)
+    valid_N1, counted_N1 = valid_BS.flatten()[:, None], counted_BS.flatten()[:, None]
+    for tensor, dims in ((length, (0,)), (valid_BS, (0, 1)), (valid_N1, (0,)), (counted_N1, (0,))):
+        _any_size(tensor, *dims)
+    if pos_emb_1RD is not None:
+        _any_size(pos_emb_1RD, 1)
+    num_counted = (num_frames * length.shape[0]).float()
+    return Frames(length, valid_BS, valid_N1, counted_N1, num_counted, context_SS, pos_emb_1RD)
+
+
+def _any_size(x: Tensor, *dims: int) -> None:
+    """Tell the compiler that these dimensions change from batch to batch."""
+    torch._dynamo.maybe_mark_dynamic(x, dims)
+
+
+@dataclass
+class Frames:
+    """What the layers need to know about the frames they work on."""
+
+    lengths_B: Tensor
+    """Frames of each utterance."""
+    frames_BS: Tensor
+    """True within an utterance; its shape tells where utterances begin."""
+    valid_N1: Tensor
+    """The same, one long row."""
+    counted_N1: Tensor
+    """True for the frames that the batch norm counts: all but those added for a graph."""
+    num_counted: Tensor
+    """How many those are, in float32."""
+    context_SS: Tensor | None
+    """True where a frame may see another; None: all."""
+    pos_emb_1RD: Tensor | None
+    """Embeddings of the distances, for the plain attention."""
+
+
+def fused_layer(
+    layer: ConformerLayer, x_ND: Tensor, frames: Frames, positions_RHC: Tensor | None, seeds: Tensor, on_gpu: bool
+) -> Tensor:
+    """Return the layer's output; `on_gpu` uses the Triton operations, `positions_RHC` are for the attention's."""
+    rate = layer.dropout.p
+    half = feed_forward(layer.feed_forward1, layer.norm_feed_forward1(x_ND), seeds[0])
+    x_ND = x_ND + 0.5 * dropout(half, rate, seeds[1])
+    normed = layer.norm_self_att(x_ND)
+    if on_gpu and positions_RHC is not None:
+        attended = fused_attention(layer.self_attn, normed, frames, positions_RHC, seeds[2])
+    else:
+        attended = plain_attention(layer.self_attn, normed, frames)
+    x_ND = x_ND + dropout(attended, rate, seeds[3])
+    x_ND = x_ND + dropout(convolution(layer.conv, layer.norm_conv(x_ND), frames, on_gpu), rate, seeds[4])
+    half = feed_forward(layer.feed_forward2, layer.norm_feed_forward2(x_ND), seeds[5])
+    x_ND = x_ND + 0.5 * dropout(half, rate, seeds[6])
+    out_ND: Tensor = layer.norm_out(x_ND)
+    return out_ND
+
+
+def feed_forward(module: FeedForward, x_ND: Tensor, seed: Tensor) -> Tensor:
+    out_ND: Tensor = module.linear2(dropout(F.silu(module.linear1(x_ND)), module.dropout.p, seed))
+    return out_ND
+
+
+def fused_attention(
+    module: MultiHeadAttention, x_ND: Tensor, frames: Frames, positions_RHC: Tensor, seed: Tensor
+) -> Tensor:
+    from nest_ssl.fast.ops.attention import relative_attention  # needs Triton
+
+    assert isinstance(module, RelPositionMultiHeadAttention)
+    linears = (module.linear_q, module.linear_k, module.linear_v)
+    bias = None if module.linear_q.bias is None else torch.cat([linear.bias for linear in linears])
+    qkv = F.linear(x_ND, torch.cat([linear.weight for linear in linears]), bias)
+    qkv_N3HC = qkv.view(x_ND.shape[0], 3, module.n_heads, -1)
+    rows = (frames.lengths_B, frames.frames_BS, frames.context_SS)
+    out_NHC, _ = relative_attention(
+        qkv_N3HC, positions_RHC, module.pos_bias_u, module.pos_bias_v, *rows, seed, module.dropout.p
+    )
+    out_ND: Tensor = module.linear_out(out_NHC.flatten(1))
+    return out_ND
+
+
+def plain_attention(module: MultiHeadAttention, x_ND: Tensor, frames: Frames) -> Tensor:
+    valid_BS = frames.frames_BS
+    visible_B1SS = (valid_BS[:, :, None] & valid_BS[:, None, :])[:, None]
+    if frames.context_SS is not None:
+        visible_B1SS = visible_B1SS & frames.context_SS
+    out_BSD: Tensor = module(x_ND.view(*valid_BS.shape, -1), visible_B1SS, frames.pos_emb_1RD)
+    return out_BSD.flatten(0, 1)
+
+
+def convolution(module: ConformerConvolution, x_ND: Tensor, frames: Frames, on_gpu: bool) -> Tensor:
+    """Gated pointwise convolution, depthwise over time, norm, SiLU, pointwise."""
+    x_ND = F.glu(per_frame(module.pointwise_conv1, x_ND), dim=-1)
+    x_ND = torch.where(frames.valid_N1, x_ND, 0.0)
+    x_ND = depthwise(module, x_ND, frames.frames_BS, on_gpu)
+    norm = module.batch_norm
+    if type(norm) is nn.BatchNorm1d:
+        x_ND = batch_norm(norm, x_ND, frames)
+    elif isinstance(norm, nn.LayerNorm):
+        x_ND = norm(x_ND)
+    else:
+        x_ND = _other_norm(norm, x_ND, frames.frames_BS)
+    return per_frame(module.pointwise_conv2, F.silu(x_ND))
+
+
+def depthwise(module: ConformerConvolution, x_ND: Tensor, frames_BS: Tensor, on_gpu: bool) -> Tensor:
+    conv, (left, right) = module.depthwise_conv, module.context
+    if on_gpu:
+        from nest_ssl.fast.ops.convolution import convolve  # needs Triton
+
+        convolved: Tensor = convolve(x_ND, conv.weight[:, 0], conv.bias, frames_BS, left)
+        return convolved
+    x_BDS = F.pad(x_ND.view(*frames_BS.shape, -1).transpose(1, 2), (left, right))
+    return F.conv1d(x_BDS, conv.weight, conv.bias, groups=conv.groups).transpose(1, 2).flatten(0, 1)
+
+
+def per_frame(conv: nn.Conv1d, x_ND: Tensor) -> Tensor:
+    """A convolution of one frame is a GEMM on frames (N, D)."""
+    return F.linear(x_ND, conv.weight[:, :, 0], conv.bias)
+
+
+def batch_norm(norm: nn.BatchNorm1d, x_ND: Tensor, frames: Frames) -> Tensor:
+    """Batch norm in training, over the counted frames; updates the running statistics."""
+    counted_N1, count = frames.counted_N1, frames.num_counted
+    x = x_ND.float()
+    mean_D = torch.where(counted_N1, x, 0.0).sum(0) / count
+    variance_D = torch.where(counted_N1, x - mean_D, 0.0).square().sum(0) / count
+    _move(norm, mean_D.detach(), (variance_D * count / (count - 1)).detach())
+    scale_D = torch.rsqrt(variance_D + norm.eps) * norm.weight
+    return ((x - mean_D) * scale_D + norm.bias).to(x_ND.dtype)
+
+
+def _move(norm: nn.BatchNorm1d, mean_D: Tensor, variance_D: Tensor) -> None:
+    assert norm.momentum is not None
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    assert norm.num_batches_tracked is not None
+    norm.running_mean.lerp_(mean_D, norm.momentum)
+    norm.running_var.lerp_(variance_D, norm.momentum)
+    norm.num_batches_tracked.add_(1)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _other_norm(norm: nn.Module, x_ND: Tensor, frames_BS: Tensor) -> Tensor:
+    """A norm that the compiler does not see: a synchronised batch norm communicates with other ranks."""
+    out_BDS: Tensor = norm(x_ND.view(*frames_BS.shape, -1).transpose(1, 2))
+    return out_BDS.transpose(1, 2).flatten(0, 1)

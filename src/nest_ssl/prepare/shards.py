@@ -1,0 +1,152 @@
+"""Tar shards in NeMo's layout: audio_0.tar ..., sharded_manifests/manifest_0.json ..., tarred_audio_manifest.json.
+
+Utterance k goes to shard k % N, so every shard is a sample of the whole. One process writes a shard under another name
+and renames it when it is complete: existing shards are whole, and a run that was killed resumes with the others.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import tarfile
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import soundfile
+
+from nest_ssl.audio import audio_info, read_native
+from nest_ssl.data.manifest.read import Manifest, Utterance, open_manifests
+
+SEGMENT_SLACK_S = 0.01
+"""An utterance this close to the length of its file is the whole file, which is then copied as it is."""
+
+
+def tar_path(folder: Path, shard: int) -> Path:
+    return folder / f"audio_{shard}.tar"
+
+
+def shard_manifest_path(folder: Path, shard: int) -> Path:
+    return folder / "sharded_manifests" / f"manifest_{shard}.json"
+
+
+def write_shards(
+    manifest: Path,
+    folder: Path,
+    num_shards: int,
+    *,
+    shards: Iterable[int] | None = None,
+    num_workers: int = 0,
+    report: Callable[[int, int], None] = lambda num_done, num_all: None,
+) -> int:
+    """Write those of the given shards (default: all) that are missing; return how many were written."""
+    utterances = open_manifests(os.fspath(manifest))
+    if not 1 <= num_shards <= len(utterances):
+        raise ValueError(
+            f"{manifest}: {num_shards} shards of {len(utterances)} utterances. Give 1 to {len(utterances)}."
+        )
+    (folder / "sharded_manifests").mkdir(parents=True, exist_ok=True)
+    wanted = range(num_shards) if shards is None else shards
+    todo = [shard for shard in wanted if not _is_done(folder, shard, num_shards, utterances)]
+    if num_workers == 0:
+        for done, shard in enumerate(todo, start=1):
+            write_shard(utterances, folder, shard, num_shards)
+            report(done, len(todo))
+        return len(todo)
+    with ProcessPoolExecutor(num_workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        tasks = [pool.submit(write_shard, utterances, folder, shard, num_shards) for shard in todo]
+        for done, task in enumerate(as_completed(tasks), start=1):
+            task.result()
+            report(done, len(todo))
+    return len(todo)
+
+
+def _is_done(folder: Path, shard: int, num_shards: int, utterances: Manifest) -> bool:
+    """Tell whether a shard is complete (its manifest is renamed last); refuse shards of other data."""
+    path = shard_manifest_path(folder, shard)
+    if not path.exists():
+        return False
+    expected = len(range(shard, len(utterances), num_shards))
+    with open(path, "rb") as file:
+        found = sum(1 for _ in file)
+    if found != expected or not tar_path(folder, shard).exists():
+        raise ValueError(f"{path}: {found} lines instead of {expected}: shards of other data. Give another folder.")
+    return True
+
+
+def write_shard(utterances: Manifest, folder: Path, shard: int, num_shards: int) -> None:
+    """Write one tar file and its manifest; both get their names only when complete."""
+    tar, lines = tar_path(folder, shard), shard_manifest_path(folder, shard)
+    partial = [path.with_name(f"{path.name}.partial") for path in (tar, lines)]
+    with tarfile.open(partial[0], "w") as archive, open(partial[1], "w", encoding="utf-8") as out:
+        for number in range(shard, len(utterances), num_shards):
+            utterance = utterances[number]
+            name = _add_audio(archive, utterance, number)
+            item = {"audio_filepath": name, "duration": utterance.duration_s, "shard_id": shard, **utterance.extra}
+            out.write(json.dumps(item, ensure_ascii=False) + "\n")
+    os.replace(partial[0], tar)
+    os.replace(partial[1], lines)
+
+
+def _add_audio(archive: tarfile.TarFile, utterance: Utterance, number: int) -> str:
+    """Add the utterance's file, or its part of the file, and return its name in the archive."""
+    path = Path(utterance.audio_filepath)
+    # A dot would end webdataset's key, and NeMo cuts names at '-sub'.
+    stem = re.sub(r"[^\w-]", "_", path.stem).replace("-sub", "_sub")
+    if _is_whole_file(utterance):
+        name = f"{number:09d}_{stem}{path.suffix}"
+        with open(path, "rb") as file:
+            _add(archive, name, file, os.fstat(file.fileno()).st_size)
+        return name
+    encoded, extension = _encode_segment(utterance)
+    name = f"{number:09d}_{stem}{extension}"
+    _add(archive, name, io.BytesIO(encoded), len(encoded))
+    return name
+
+
+def _is_whole_file(utterance: Utterance) -> bool:
+    if utterance.offset_s:
+        return False
+    if utterance.duration_s is None:
+        return True
+    return audio_info(utterance.audio_filepath).duration_s <= utterance.duration_s + SEGMENT_SLACK_S
+
+
+def _encode_segment(utterance: Utterance) -> tuple[bytes, str]:
+    """Encode as 24-bit FLAC (lossless up to 24 bits, no larger than needed), or as WAV for floats beyond 1."""
+    samples_NC, rate = read_native(
+        utterance.audio_filepath, offset_s=utterance.offset_s, duration_s=utterance.duration_s
+    )
+    fits = np.abs(samples_NC).max() <= 1 and samples_NC.shape[1] <= 8
+    out = io.BytesIO()
+    kind = {"format": "FLAC", "subtype": "PCM_24"} if fits else {"format": "WAV", "subtype": "FLOAT"}
+    soundfile.write(out, samples_NC, rate, **kind)
+    return out.getvalue(), ".flac" if fits else ".wav"
+
+
+def _add(archive: tarfile.TarFile, name: str, file: Any, size: int) -> None:
+    """Add a file without owner and time, so that the same input gives the same bytes."""
+    entry = tarfile.TarInfo(name)
+    entry.size = size
+    archive.addfile(entry, file)
+
+
+def join_shard_manifests(folder: Path, num_shards: int) -> bool:
+    """Write tarred_audio_manifest.json, all shards' lines in order; return False if a shard is still missing."""
+    parts = [shard_manifest_path(folder, shard) for shard in range(num_shards)]
+    if not all(part.exists() for part in parts):
+        return False
+    final = folder / "tarred_audio_manifest.json"
+    partial = final.with_name(f"{final.name}.partial")
+    with open(partial, "wb") as out:
+        for part in parts:
+            with open(part, "rb") as file:
+                shutil.copyfileobj(file, out)
+    os.replace(partial, final)
+    return True

@@ -1,0 +1,267 @@
+"""A run folder: the names of its files, which checkpoint to continue from, and `metrics.csv`.
+
+Imports neither torch nor numpy: the watchdog's monitor, which must start in a tenth of a second, uses it too.
+What the metrics say about a run is in run_verdict.py.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from nest_ssl.files import replacing
+
+if TYPE_CHECKING:
+    from nest_ssl.config import CheckpointConfig, ExperimentConfig
+
+DEFAULT_ROOT = "nest_experiments"
+"""`exp_manager.exp_dir` where none is given."""
+CHECKPOINTS = "checkpoints"
+LAST = "last.ckpt"
+"""The checkpoint that a run continues from."""
+METRICS = "metrics.csv"
+HPARAMS = "hparams.yaml"
+COMMIT = "git-commit.txt"
+REPORT = "report.html"
+INCIDENTS = "incidents"
+LOCK = ".lock"
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where a run keeps its files, as NeMo's exp_manager lays them out."""
+
+    path: Path
+    dirpath: str | None = None
+    """`checkpoint_callback_params.dirpath`: another folder for checkpoints."""
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """The folder of an existing run; its `hparams.yaml` says where the checkpoints are."""
+        try:
+            cfg = yaml.safe_load((path / HPARAMS).read_text(encoding="utf-8", errors="replace"))
+            dirpath = cfg["exp_manager"]["checkpoint_callback_params"]["dirpath"]
+        except (OSError, yaml.YAMLError, KeyError, TypeError):  # not written yet, or damaged
+            dirpath = None
+        return cls(path, dirpath)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / CHECKPOINTS if self.dirpath is None else Path(self.dirpath).expanduser().absolute()
+
+    @property
+    def last_checkpoint(self) -> Path:
+        return self.checkpoints / LAST
+
+    @property
+    def metrics_csv(self) -> Path:
+        return self.path / METRICS
+
+    @property
+    def hparams(self) -> Path:
+        return self.path / HPARAMS
+
+    @property
+    def commit(self) -> Path:
+        return self.path / COMMIT
+
+    @property
+    def report(self) -> Path:
+        return self.path / REPORT
+
+    @property
+    def incidents(self) -> Path:
+        return self.path / INCIDENTS
+
+    @property
+    def lock(self) -> Path:
+        return self.path / LOCK
+
+    def nemo_file(self, params: CheckpointConfig) -> Path:
+        return self.checkpoints / f"{params.prefix or self.path.name}{params.postfix}"
+
+    def newest_checkpoint(self) -> Path | None:
+        """The training checkpoint written last; of several names for one file, last.ckpt, which is never deleted."""
+        return _newest(self.checkpoints, (".ckpt",), lambda path: path.name == LAST)
+
+    def newest_weights(self) -> Path | None:
+        """The `.nemo` or `.ckpt` file written last; of equally new ones the `.nemo`, which is smaller."""
+        return _newest(self.checkpoints, (".nemo", ".ckpt"), lambda path: path.suffix == ".nemo")
+
+    def checkpoint_to_resume(self, exp: ExperimentConfig) -> Path | None:
+        """The checkpoint that the run continues from, as `exp` asks; None: the run starts from the beginning."""
+        if exp.resume_from_checkpoint is not None:
+            path = Path(exp.resume_from_checkpoint).expanduser()
+            if not path.is_file():
+                raise ValueError(f"exp_manager.resume_from_checkpoint: {path}: no such file.")
+            return path
+        if not exp.resume_if_exists:
+            return None
+        if exp.checkpoint_callback_params.save_last and self.last_checkpoint.is_file():
+            # A top-k checkpoint may be newer, but was written in the middle of a step or contains only weights.
+            return self.last_checkpoint
+        if (newest := self.newest_checkpoint()) is not None:
+            return newest
+        if not exp.resume_ignore_no_checkpoint:
+            raise ValueError(
+                f"{self.checkpoints}: there is no checkpoint to resume from. "
+                f"Set exp_manager.resume_ignore_no_checkpoint=true to start from the beginning."
+            )
+        return None
+
+    def results(self, exp: ExperimentConfig) -> dict[str, str]:
+        """What a finished run leaves behind, by name, and where it is; only files that exist."""
+        files = {
+            "model": self.nemo_file(exp.checkpoint_callback_params),
+            "metrics": self.metrics_csv,
+            "report": self.report,
+        }
+        found = {name: str(path) for name, path in files.items() if path.is_file()}
+        if exp.create_tensorboard_logger:
+            found["TensorBoard"] = f"tensorboard --logdir {self.path}"
+        return found
+
+
+def _newest(folder: Path, suffixes: tuple[str, ...], preferred: Callable[[Path], bool]) -> Path | None:
+    files = [path for path in folder.glob("*") if path.suffix in suffixes and path.is_file()]
+    return max(files, key=lambda path: (path.stat().st_mtime_ns, preferred(path), path.name), default=None)
+
+
+# --- trainer.devices
+
+
+def listed_devices(devices: Any) -> list[int] | None:
+    """The device numbers that `trainer.devices` lists ('0,1', [0, 2]); None where it is a count or 'auto'."""
+    if isinstance(devices, str) and "," in devices:
+        devices = [part for part in devices.split(",") if part.strip()]
+    if not isinstance(devices, (list, tuple)):
+        return None
+    try:
+        numbers = [int(number) for number in devices]
+    except (TypeError, ValueError) as error:
+        raise _not_devices(devices) from error
+    if not numbers or min(numbers) < 0 or len(set(numbers)) < len(numbers):
+        raise _not_devices(devices)
+    return numbers
+
+
+def given_ranks_per_node(devices: Any) -> int | None:
+    """How many ranks `trainer.devices` asks for; None for -1 and 'auto', where the machine decides."""
+    if (numbers := listed_devices(devices)) is not None:
+        return len(numbers)
+    if devices in (-1, "-1", "auto"):
+        return None
+    try:
+        count = int(devices)
+    except (TypeError, ValueError) as error:
+        raise _not_devices(devices) from error
+    if count < 1:
+        raise _not_devices(devices)
+    return count
+
+
+def ranks_per_node(devices: Any, accelerator: str, count_gpus: Callable[[], int]) -> int:
+    """Ranks that `trainer.devices` means on this machine: one per GPU for -1 and 'auto', one on a CPU.
+
+    `count_gpus` is called only where the answer depends on it: counting GPUs loads torch.
+    """
+    given = given_ranks_per_node(devices)
+    if given is not None:
+        return given
+    return 1 if accelerator == "cpu" else max(count_gpus(), 1)
+
+
+def _not_devices(devices: Any) -> ValueError:
+    return ValueError(
+        f"trainer.devices={devices}: neither a count nor a list of devices. "
+        f"Use a count (4), distinct device numbers ([0,2] or '0,2'), or -1 for all GPUs."
+    )
+
+
+# --- metrics.csv
+
+
+class MetricsWriter:
+    """Rows of `step`, `time` and whatever is logged, on disk as soon as they are logged.
+
+    New columns appear as they come; earlier rows keep them empty.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.latest: dict[str, float] = {}
+        """The most recent value under each name."""
+        self._columns: list[str] | None = None
+
+    def write(self, metrics: Mapping[str, float], step: int) -> None:
+        self.latest |= metrics
+        row = {"step": step, "time": round(time.time(), 3), **metrics}
+        row.pop("epoch", None)
+        if self._columns is None:  # a resumed run has some already
+            self._columns = read_columns(self.path)
+        new = [name for name in row if name not in self._columns]
+        if new:
+            self._columns = self._columns + new
+            _rewrite(self.path, self._columns, read_rows(self.path))
+        try:
+            with self.path.open("a", newline="") as file:
+                csv.DictWriter(file, self._columns).writerow(row)
+        except OSError as error:
+            raise OSError(f"{self.path}: cannot be written: {error.strerror}.") from error
+
+
+def read_columns(path: Path) -> list[str]:
+    if not path.is_file():
+        return []
+    with path.open(newline="", errors="replace") as file:
+        return next(csv.reader(file), [])
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """The rows as text, damaged ones too; empty if there is no file yet."""
+    if not path.is_file():
+        return []
+    with path.open(newline="", errors="replace") as file:
+        return list(csv.DictReader(file, restval=""))
+
+
+def forget_after(path: Path, step: int, *, epoch_too: bool = False, validation_too: bool = False) -> None:
+    """Remove the rows from `step` on: the run continues from there and will write them again.
+
+    The rows of an epoch's means and of a validation carry the number of the step before; they go if the run will write
+    them again too.
+    """
+    rows = read_rows(path)
+    whole = rows if not rows or path.read_bytes().endswith(b"\n") else rows[:-1]  # a kill cut off the last line
+    repeated = [name for name, again in (("train_loss_epoch", epoch_too), ("val_loss", validation_too)) if again]
+    kept = [
+        row
+        for row in whole
+        if _is_before(row, step - 1) or (_is_before(row, step) and not any(row.get(name) for name in repeated))
+    ]
+    if len(kept) < len(rows):
+        _rewrite(path, read_columns(path), kept)
+
+
+def _is_before(row: Mapping[str, str], step: int) -> bool:
+    try:
+        return int(row["step"]) < step
+    except ValueError:  # a row damaged by a kill or a full disk: a log must not prevent a resume
+        return False
+
+
+def _rewrite(path: Path, columns: list[str], rows: list[dict[str, str]]) -> None:
+    """Replace the file in one go: a kill leaves the old one or the new one."""
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, columns, extrasaction="ignore")
+    writer.writeheader()
+    writer.writerows(rows)
+    with replacing(path) as file:
+        file.write(text.getvalue().encode())

@@ -1,0 +1,83 @@
+"""A running average of the weights (`exp_manager.ema`): validated, and saved as the model's weights."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nest_ssl.config import EmaConfig
+
+
+class Average:
+    """average ← average + (1 − decay) · (weights − average), every few steps, without waiting for a GPU.
+
+    Checkpoints and `.nemo` files contain the average; checkpoints also contain the weights that training continues
+    with.
+    """
+
+    def __init__(self, config: EmaConfig, model: nn.Module) -> None:
+        self.config, self.model = config, model
+        self.weights: dict[str, Tensor] = {name: value.clone() for name, value in model.state_dict().items()}
+        """The average, by the names of the model's weights."""
+        self.num_updates = 0
+        self.last_step = 0
+        """The step of the latest update."""
+
+    def update(self, step: int) -> None:
+        """To be called once `step` steps are done."""
+        if step % self.config.every_n_steps == 0:
+            move_toward(self.weights, self.model, 1.0 if self.num_updates == 0 else 1 - self.config.decay)
+            self.num_updates, self.last_step = self.num_updates + 1, step
+
+    @contextlib.contextmanager
+    def in_the_model(self) -> Iterator[None]:
+        """Meanwhile the model has the averaged weights."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        for name, value in self.model.state_dict().items():
+            kept = value.clone()
+            value.copy_(self.weights[name])
+            self.weights[name].copy_(kept)
+
+    def state(self) -> dict[str, Any]:
+        return {"num_updates": self.num_updates, "last_step": self.last_step}
+
+    def resume(self, state: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+        self.num_updates, self.last_step = int(state["num_updates"]), int(state["last_step"])
+        self.copy(weights)
+
+    @torch.no_grad()
+    def copy(self, weights: Mapping[str, Tensor]) -> None:
+        """Let `weights` be the average."""
+        for name, value in self.weights.items():
+            value.copy_(weights[name])
+
+
+@torch.no_grad()
+def move_toward(average: Mapping[str, Tensor], model: nn.Module, share: float) -> None:
+    """Move `average` by a `share` of the way to the weights of `model`; what does not change stays the same to the bit.
+
+    Statistics that are not finite do not count: a skipped step may leave them so until they are repaired.
+    """
+    parameters = dict(model.named_parameters())
+    for dtype in {value.dtype for value in parameters.values()}:  # one launch per dtype; the codebooks are float64
+        names = [name for name, value in parameters.items() if value.dtype == dtype]
+        torch._foreach_lerp_([average[name] for name in names], [parameters[name] for name in names], share)
+    for name, current in model.state_dict().items():
+        averaged = average[name]
+        if name in parameters:
+            continue
+        if averaged.is_floating_point():
+            averaged.copy_(torch.where(current.isfinite(), averaged.lerp(current, share), averaged))
+        else:
+            averaged.copy_(current)

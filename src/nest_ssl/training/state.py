@@ -1,0 +1,230 @@
+"""Where a run is, and what a checkpoint contains.
+
+A checkpoint is a dict:
+
+| key | content |
+|---|---|
+| `state_dict` | the weights by NeMo's names; the averaged ones with `exp_manager.ema` |
+| `optimizer_states`, `lr_schedulers` | lists of one, in torch's own form |
+| `global_step`, `epoch` | steps done, current epoch |
+| `hyper_parameters` | `cfg`: NeMo's `model:` section |
+| `data_position` | epoch, batch, number of ranks and hash of the batch plan |
+| `epoch_means` | sums for `train_loss_epoch` |
+| `progress` | the other fields of `TrainState` and what the parts of training remember (`Memory`) |
+| `current_model_state` | with `exp_manager.ema`: the weights that training continues with |
+
+Random numbers depend on the place alone (`step.seed_everything`), so there is no generator to save. Checkpoints of the
+first edition had Lightning's `loops` and `callbacks` in place of `progress`; `from_first_edition` reads them.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nest_ssl._version import __version__
+from nest_ssl.data import PlannedLoader
+from nest_ssl.nemo_file import nemo_config
+from nest_ssl.training.ema import Average
+from nest_ssl.training.metrics import EpochMeans
+from nest_ssl.training.parallel import (
+    load_whole_optimizer_state,
+    load_whole_weights,
+    whole_optimizer_state,
+    whole_weights,
+)
+from nest_ssl.training.step import TrainStep
+
+log = logging.getLogger(__name__)
+
+_PREFIX = "model."
+"""Before the names of some weights in checkpoints of the first edition."""
+
+
+@dataclass
+class Memory:
+    """What the parts of training remember: the best checkpoints, early stopping, time."""
+
+    best: dict[str, float] = field(default_factory=dict)
+    """Scores of the best checkpoints, by path."""
+    early_stopping: dict[str, Any] | None = None
+    elapsed_s: float = 0.0
+
+
+@dataclass
+class TrainState:
+    """Where a run is."""
+
+    step: int = 0
+    """Optimizer steps done."""
+    epoch: int = 0
+    batch: int = 0
+    """Batches of the epoch that every rank has trained on."""
+    batches_seen: int = 0
+    """Batches of all epochs."""
+    epoch_is_over: bool = False
+    """The last batch of the epoch is done; its validation and its means may not be."""
+    validation_is_due: bool = False
+    """A validation comes before the next batch."""
+    means: EpochMeans = field(default_factory=EpochMeans)
+    memory: Memory = field(default_factory=Memory)
+
+
+@dataclass
+class Trained:
+    """The things whose values a checkpoint holds."""
+
+    model: Any
+    step: TrainStep
+    loader: PlannedLoader
+    world_size: int
+
+    @property
+    def average(self) -> Average | None:
+        return self.step.average
+
+
+def checkpoint_of(state: TrainState, trained: Trained, *, weights_only: bool = False) -> dict[str, Any]:
+    """What a run continues from, or only the weights. Sharded weights are gathered: every rank calls this."""
+    model, average = trained.model, trained.average
+    weights = whole_weights(model)
+    checkpoint: dict[str, Any] = {
+        "epoch": state.epoch,
+        "global_step": state.step,
+        "nest_ssl_version": __version__,
+        "state_dict": weights if average is None else average.weights,
+        "hyper_parameters": {"cfg": nemo_config(model.cfg, type(model).__name__)},
+        "data_position": {
+            "epoch": state.epoch,
+            "batch": state.batch,
+            "world_size": trained.world_size,
+            "plan_hash": trained.loader.plan_hash,
+        },
+        "epoch_means": state.means.state(),
+    }
+    if weights_only:
+        return checkpoint
+    schedule, scaler = trained.step.schedule, trained.step.scaler
+    checkpoint["optimizer_states"] = [whole_optimizer_state(model, trained.step.optimizer)]
+    checkpoint["lr_schedulers"] = [] if schedule is None else [schedule.state_dict()]
+    checkpoint["progress"] = {
+        "batches_seen": state.batches_seen,
+        "epoch_is_over": state.epoch_is_over,
+        "validation_is_due": state.validation_is_due,
+        "memory": dict(vars(state.memory)),
+        "average": None if average is None else average.state(),
+        "scaler": None if scaler is None else scaler.state_dict(),
+    }
+    if average is not None:
+        checkpoint["current_model_state"] = weights
+    return checkpoint
+
+
+def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
+    """The content of a training checkpoint, of this edition's form."""
+    try:
+        content: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+    except pickle.UnpicklingError:
+        content = {}  # NeMo's own types are in it
+    if "data_position" not in content or "optimizer_states" not in content:
+        raise ValueError(
+            f"{path}: cannot be resumed: it contains only weights, or NeMo has written it. Start from its weights with "
+            f"'init_from_ptl_ckpt=\"{path}\"' and another exp_manager.name."
+        )
+    return content if "progress" in content else from_first_edition(content)
+
+
+def restore(checkpoint: dict[str, Any], trained: Trained) -> TrainState:
+    """Give everything the values of `checkpoint`; where the run was."""
+    model, average, progress = trained.model, trained.average, checkpoint["progress"]
+    weights = _without_prefix(checkpoint.get("current_model_state", checkpoint["state_dict"]))
+    load_whole_weights(model, weights)
+    if average is not None:
+        known = progress["average"]
+        if known is None:
+            log.warning("exp_manager.ema: the checkpoint has no average; it starts from the weights at this step.")
+            average.copy(weights)
+        else:
+            average.resume(known, _without_prefix(checkpoint["state_dict"]))
+    load_whole_optimizer_state(model, trained.step.optimizer, checkpoint["optimizer_states"][0])
+    schedule, scaler = trained.step.schedule, trained.step.scaler
+    if schedule is not None and checkpoint["lr_schedulers"]:
+        schedule.load_state_dict(checkpoint["lr_schedulers"][0])
+    if scaler is not None and progress["scaler"] is not None:
+        scaler.load_state_dict(progress["scaler"])
+    state = TrainState(
+        step=int(checkpoint["global_step"]),
+        epoch=int(checkpoint["data_position"]["epoch"]),
+        batches_seen=int(progress["batches_seen"]),
+        epoch_is_over=bool(progress["epoch_is_over"]),
+        validation_is_due=bool(progress["validation_is_due"]),
+        memory=Memory(**progress["memory"]),
+    )
+    if "epoch_means" in checkpoint:
+        state.means.resume(checkpoint["epoch_means"])
+    state.batch = _place_in_epoch(checkpoint["data_position"], trained, state)
+    return state
+
+
+def _place_in_epoch(position: Mapping[str, Any], trained: Trained, state: TrainState) -> int:
+    """The batch to continue at: with another number of ranks, the same share of the epoch. Logs what changes."""
+    before, now = int(position["world_size"]), trained.world_size
+    batch = int(position["batch"]) * before // now
+    if now != before:
+        log.warning(
+            "resumed on %d %s (was %d): batches differ, and a step sees %.3g x as much audio; continuing at batch %d "
+            "of epoch %d, the same share of the epoch",
+            *(now, "rank" if now == 1 else "ranks", before, now / before, batch, state.epoch),
+        )
+    elif trained.loader.plan_hash != position["plan_hash"]:
+        log.warning(
+            "the data or its batches have changed since the checkpoint; continuing at batch %d of epoch %d of the new "
+            "plan, so some utterances of this epoch may be read twice or not at all",
+            *(batch, state.epoch),
+        )
+    return batch
+
+
+def _without_prefix(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(_PREFIX): value for name, value in weights.items()}
+
+
+def from_first_edition(checkpoint: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint of the first edition in this edition's form."""
+    callbacks = checkpoint.get("callbacks", {})
+    counted = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+    memory = Memory()
+    for kind, saved in callbacks.items():
+        if kind.startswith("ModelCheckpoint"):
+            memory.best = {path: float(score) for path, score in saved["best_k_models"].items()}
+        elif kind.startswith(("StopEarly", "EarlyStopping")):
+            best = float(saved["best_score"])
+            memory.early_stopping = {
+                "best": best if torch.isfinite(torch.tensor(best)) else None,
+                "last": None,
+                "wait_count": saved["wait_count"],
+            }
+        elif kind.startswith(("TimeLimit", "Timer")) and saved:
+            memory.elapsed_s = float(saved["time_elapsed"]["train"])
+    average = None
+    if "averaging_state" in checkpoint:
+        step = next((saved["latest_update_step"] for saved in callbacks.values() if "latest_update_step" in saved), 0)
+        average = {"num_updates": int(checkpoint["averaging_state"]["n_averaged"]), "last_step": step}
+    progress = {
+        "batches_seen": counted["total"]["processed"],
+        "epoch_is_over": bool(counted["is_last_batch"]) and checkpoint["data_position"]["batch"] > 0,
+        "validation_is_due": False,  # checkpoints were written after the validation of their step
+        "memory": vars(memory),
+        "average": average,
+        "scaler": checkpoint.get("MixedPrecision"),
+    }
+    return {**checkpoint, "progress": progress}
+
+

@@ -1,0 +1,122 @@
+"""Why a run stops: early stopping, limits of time, and the names of what can be monitored."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from nest_ssl.config import ExperimentConfig, TrainerConfig
+from nest_ssl.config.checks import duration_s
+from nest_ssl.config.training import EarlyStoppingConfig
+from nest_ssl.training import validation
+
+log = logging.getLogger(__name__)
+
+OF_TRAINING = ("train_loss", "train_loss_epoch", "accuracy", "most_frequent_token", "mask_rate", "codebook_coverage")
+AT_EPOCH_END = ("train_loss_epoch",)
+"""Of those of training, what is known at the end of an epoch alone: after a validation that comes with it."""
+
+
+def check_monitors(exp: ExperimentConfig, val_names: list[str]) -> None:
+    """Refuse names that will never be logged, before an epoch was spent on finding out."""
+    of_sets = [f"{name}_{metric}" for name in val_names if name for metric in validation.METRICS]
+    known = [*validation.METRICS, *of_sets, *OF_TRAINING]
+    watched = {"checkpoint_callback_params": exp.checkpoint_callback_params.monitor}
+    if exp.create_early_stopping_callback:
+        watched["early_stopping_callback_params"] = exp.early_stopping_callback_params.monitor
+        if not val_names and watched["early_stopping_callback_params"] in validation.METRICS:
+            raise ValueError(
+                "exp_manager.early_stopping_callback_params.monitor: there is nothing to validate on. Set "
+                "model.validation_ds.manifest_filepath, or a monitor of training such as train_loss_epoch."
+            )
+    for section, name in watched.items():
+        if name not in known:
+            raise ValueError(f"exp_manager.{section}.monitor: there is no {name!r}. Known: {', '.join(known)}.")
+
+
+class EarlyStopping:
+    """Ends a run whose `monitor` has stopped improving. A resumed run has the patience it is given now."""
+
+    def __init__(self, config: EarlyStoppingConfig, *, has_validation: bool) -> None:
+        self.config = config
+        at_epoch_end = config.check_on_train_epoch_end
+        self.looks_at_epoch_end = config.monitor in AT_EPOCH_END or bool(
+            at_epoch_end if at_epoch_end is not None else not has_validation
+        )
+        self.best: float | None = None
+        self.last: float | None = None
+        self.wait_count = 0
+
+    def _is_better(self, value: float, than: float) -> bool:
+        return value < than if self.config.mode == "min" else value > than
+
+    def look(self, value: float) -> str | None:
+        """Take the next value of the monitor; why the run should stop, or None."""
+        self.last = value
+        delta = self.config.min_delta if self.config.mode == "min" else -self.config.min_delta
+        if self.best is None or self._is_better(value + delta, self.best):
+            self.best, self.wait_count = value, 0
+        elif math.isfinite(value) or not self.config.check_finite:
+            self.wait_count += 1
+        return self.reason()
+
+    def reason(self) -> str | None:
+        """Why the run should stop, judged by the values so far and the configuration of now."""
+        config, value = self.config, self.last
+        if value is not None:
+            if config.check_finite and not math.isfinite(value):
+                return f"{config.monitor} is {value}"
+            threshold = config.stopping_threshold
+            if threshold is not None and self._is_better(value, threshold):
+                return f"{config.monitor} {value:.4f} has reached stopping_threshold {threshold}"
+            threshold = config.divergence_threshold
+            if threshold is not None and self._is_better(threshold, value):
+                return f"{config.monitor} {value:.4f} is beyond divergence_threshold {threshold}"
+        if self.wait_count >= config.patience:
+            return f"{config.monitor} has not improved on {self.best} for {self.wait_count} checks (patience)"
+        return None
+
+    def state(self) -> dict[str, Any]:
+        return {"best": self.best, "last": self.last, "wait_count": self.wait_count}
+
+    def resume(self, state: dict[str, Any]) -> None:
+        self.best, self.last, self.wait_count = state["best"], state["last"], int(state["wait_count"])
+
+
+@dataclass
+class TimeLimits:
+    """`trainer.max_time`, over all parts of a run, and `exp_manager.max_time_per_run`, over this one."""
+
+    max_time_s: float | None
+    max_time_per_run_s: float | None
+    earlier_s: float = 0.0
+    """Time that earlier parts of the run have trained."""
+
+    def __post_init__(self) -> None:
+        self._started = time.monotonic()
+
+    @classmethod
+    def of(cls, trainer: TrainerConfig, exp: ExperimentConfig) -> TimeLimits:
+        whole, part = trainer.max_time, exp.max_time_per_run
+        return cls(
+            None if whole is None else duration_s("trainer.max_time", whole),
+            None if part is None else duration_s("exp_manager.max_time_per_run", part),
+        )
+
+    def start(self) -> None:
+        self._started = time.monotonic()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds of training, earlier parts included."""
+        return self.earlier_s + time.monotonic() - self._started
+
+    def reason(self) -> str | None:
+        if self.max_time_s is not None and self.elapsed_s >= self.max_time_s:
+            return f"trainer.max_time of {self.max_time_s:.0f} s is over"
+        if self.max_time_per_run_s is not None and self.elapsed_s - self.earlier_s >= self.max_time_per_run_s:
+            return f"exp_manager.max_time_per_run of {self.max_time_per_run_s:.0f} s is over"
+        return None

@@ -1,0 +1,348 @@
+"""What the watchdog sees of training: the stage of every moment, what is being read, failures, and agreed stops.
+
+The model knows nothing of it: hooks mark its stages from outside. `debug.trace` and `debug.barrier` are hooks too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, distributed, nn
+
+import nest_ssl
+from nest_ssl.config import DebugConfig, NestConfig
+from nest_ssl.data import AudioNoiseBatch, PlannedLoader
+from nest_ssl.fast.as_built import may_be_skipped
+from nest_ssl.launch.preflight import Facts, code_version, compare_ranks
+from nest_ssl.model import EncDecMaskedTokenPredModel
+from nest_ssl.training.parallel import World
+from nest_ssl.watchdog.agent import RankAgent, ReadReport
+from nest_ssl.watchdog.beacon import NO_STEP
+from nest_ssl.watchdog.rank import (
+    FIRST_LAYER,
+    POSITIONS,
+    PRE_ENCODE,
+    InitPart,
+    Stage,
+    part_label,
+    validation_part,
+)
+
+BARRIER_SHARE = 0.8
+"""Of `watchdog.floor_s`: `debug.barrier` reports before the monitor would."""
+
+
+class Stopped(Exception):  # noqa: N818 - it is no error
+    """All ranks have saved at the agreed step; this one leaves."""
+
+
+class Watch:
+    """Keeps this rank's place in the beacon up to date. Without an agent, nobody watches and nothing is written."""
+
+    def __init__(self, agent: RankAgent | None = None, sample_rate: int = 16_000) -> None:
+        self.agent, self.sample_rate = agent, sample_rate
+        self.trace: Trace | None = None
+        self.validates = False
+        self._num_steps = 0
+        self._num_validation_batches = 0
+        self._reports: dict[str, ReadReport] = {}
+        self._next_slot = 0
+        self._lengths: Tensor | None = None
+        self._files: list[str] = []
+        if agent is not None:
+            agent.describe_work = self._describe_batch
+
+    def enter(self, stage: Stage, part: int = 0) -> None:
+        """This rank is in `stage` from now on."""
+        if self.agent is None:
+            return
+        if self.validates:
+            self.agent.mark.enter(Stage.VALIDATION, validation_part(stage, part))
+        else:
+            self.agent.mark.enter(stage, part)
+
+    def joins(self) -> None:
+        """From here on this rank waits for the others to form the process group."""
+        if self.agent is not None:
+            self.agent.show()
+            self.agent.mark.enter(Stage.INIT, InitPart.JOIN)
+
+    def reads(self, section: str, num_workers: int) -> ReadReport | None:
+        """For the loader of a section: reports what its workers read."""
+        if self.agent is None:
+            return None
+        if section not in self._reports:
+            facts, beacon = self.agent.facts, self.agent.beacon
+            self._reports[section] = ReadReport(beacon.path, facts.local_rank, self._next_slot)
+            self._next_slot += 1 + num_workers
+        return self._reports[section]
+
+    # ---- a step ----
+
+    def training_begins(self, step: int) -> None:
+        if self.agent is not None:
+            self.agent.mark.step = step
+            self.agent.mark.enter(Stage.DATA)
+            self.agent.trains = True
+
+    def batch_arrives(self, batch: AudioNoiseBatch) -> None:
+        """To be called with the batch still on the host."""
+        self.enter(Stage.TRANSFER)
+        self._lengths, self._files = batch.audio_len, batch.audio_filepaths
+        if self.trace is not None and not self.validates:
+            self.trace.say(f"batch: {describe(vars(batch))}")
+
+    def forward_begins(self) -> None:
+        self.enter(Stage.ENCODER)  # the hooks say it more exactly, but a step that is one CUDA graph calls none
+
+    def backward_begins(self, loss: Tensor) -> None:
+        self.enter(Stage.BACKWARD)
+        if self.trace is not None:
+            self.trace.backward_begins(loss)
+
+    def optimizer_begins(self, norm: Tensor) -> None:
+        if self.trace is not None:
+            self.trace.optimizer_begins(norm)
+
+    def step_is_done(self, step: int) -> None:
+        """A batch was trained on; `step` steps are done."""
+        if self.agent is not None:
+            self.agent.mark.finish_step(step, counts=self._num_steps > 0)
+            self._num_steps += 1
+        if self.trace is not None:
+            self.trace.step = step
+
+    # ---- validation, saving, the end ----
+
+    @contextlib.contextmanager
+    def validating(self) -> Iterator[None]:
+        self.validates = True
+        self.enter(Stage.DATA)
+        try:
+            yield
+        finally:
+            self.validates = False
+        self.enter(Stage.DATA)
+
+    def validation_batch_is_done(self) -> None:
+        self._num_validation_batches += 1
+        if self.agent is not None:
+            self.agent.mark.finish_step(self.agent.mark.step, counts=self._num_validation_batches > 1)
+        self.enter(Stage.DATA)
+
+    def training_has_ended(self) -> None:
+        self.enter(Stage.END)
+
+    def failed(self, error: BaseException) -> None:
+        if self.agent is not None and not isinstance(error, Stopped):
+            self.agent.fail(error)
+
+    # ---- stopping together ----
+
+    def stop_is_due(self, step: int) -> bool:
+        """Whether all ranks have agreed to save and leave once `step` steps are done."""
+        return self.agent is not None and self.agent.stop_is_due(step)
+
+    def stop_was_asked_for(self) -> bool:
+        """Whether the job was asked to stop, at whatever step."""
+        return self.agent is not None and self.agent.beacon.stop_step != NO_STEP
+
+    def _describe_batch(self) -> list[str]:
+        if self._lengths is None:
+            return []
+        durations_s = [float(length) / self.sample_rate for length in self._lengths]
+        files = ", ".join(self._files[:3]) + (", …" if len(self._files) > 3 else "")
+        return [
+            f"a batch of {len(durations_s)} utterances, {sum(durations_s):.1f} s in all, the longest "
+            f"{max(durations_s):.1f} s: {files}"
+        ]
+
+
+# ---- stages of the model ----
+
+
+def staged_modules(model: EncDecMaskedTokenPredModel) -> Iterator[tuple[nn.Module, Stage, int]]:
+    """Every module that is a stage or a part of one."""
+    yield model.preprocessor, Stage.PREPROCESSOR, 0
+    yield model.quantizer, Stage.QUANTIZER, 0
+    yield model.mask_processor, Stage.MASKING, 0
+    yield model.encoder, Stage.ENCODER, 0
+    yield model.encoder.pre_encode, Stage.ENCODER, PRE_ENCODE
+    yield model.encoder.pos_enc, Stage.ENCODER, POSITIONS
+    for number, layer in enumerate(model.encoder.layers):
+        yield layer, Stage.ENCODER, FIRST_LAYER + number
+    yield model.decoder, Stage.DECODER, 0
+    yield model.loss, Stage.LOSS, 0
+
+
+def mark_stages(model: EncDecMaskedTokenPredModel, watch: Watch) -> list[torch.utils.hooks.RemovableHandle]:
+    """Let `watch` know whenever a stage of the model begins."""
+    if watch.agent is None:
+        return []
+    return [
+        module.register_forward_pre_hook(_stage_hook(watch, stage, part))
+        for module, stage, part in staged_modules(model)
+    ]
+
+
+def _stage_hook(watch: Watch, stage: Stage, part: int) -> Callable[[nn.Module, Any], None]:
+    def before(module: nn.Module, args: Any) -> None:
+        # Inside a compiled graph a write to the beacon would break the graph; the stage around it is marked.
+        if not torch.compiler.is_compiling():
+            watch.enter(stage, part)
+
+    return may_be_skipped(before)
+
+
+# ---- before the first step ----
+
+
+def compare_starts(cfg: NestConfig, world: World, run_dir: Path | None, checkpoint: Path | None) -> None:
+    """Refuse ranks whose configuration, code, versions or checkpoint differ."""
+    facts = {
+        "config": dataclasses.asdict(cfg),
+        "code": code_version(Path(nest_ssl.__file__).parent),
+        "versions": {"torch": torch.__version__, "python": platform.python_version()},
+        "world_size": world.size,
+        "run folder": run_dir,
+        "checkpoint": None if checkpoint is None else checkpoint.name,
+    }
+    _compare(world, "start", facts, cfg.watchdog.init_s)
+
+
+def compare_loaders(cfg: NestConfig, world: World, loaders: dict[str, Any], step: int) -> None:
+    """Refuse ranks that would read other data, or another number of batches."""
+    facts = {section: loader_facts(loader) for section, loader in loaders.items()}
+    _compare(world, "loaders", {**facts, "step": step}, cfg.watchdog.init_s)
+
+
+def _compare(world: World, name: str, facts: Facts, timeout_s: float) -> None:
+    if world.size > 1:
+        store = distributed.distributed_c10d._get_default_store()
+        compare_ranks(store, name, facts, rank=world.rank, world_size=world.size, timeout_s=timeout_s)
+
+
+def loader_facts(loader: Any) -> dict[str, Any]:
+    """What must agree between the loaders of all ranks. The plan's hash covers batch size, drop_last and data."""
+    if not isinstance(loader, PlannedLoader):
+        return {"loader": type(loader).__name__}
+    return {
+        "plan": loader.plan_hash[:16],
+        "batches": "no end" if loader.batches.utterances_per_epoch() is None else len(loader),
+        "num_workers": loader.num_workers,
+        "pin_memory": loader.pin_memory,
+    }
+
+
+# ---- debug.trace and debug.barrier ----
+
+
+def look_closer(
+    debug: DebugConfig, model: EncDecMaskedTokenPredModel, watch: Watch, world: World, floor_s: float
+) -> None:
+    """Attach what `debug:` asks for."""
+    if debug.trace:
+        watch.trace = Trace(model, world)
+    if debug.barrier and world.size > 1:
+        wait_before_encoder(model, timedelta(seconds=BARRIER_SHARE * floor_s))
+
+
+class Trace:
+    """Prints, on every rank, what goes into and comes out of every stage. It reads every tensor back: slow on a GPU."""
+
+    def __init__(self, model: EncDecMaskedTokenPredModel, world: World) -> None:
+        self.rank, self.step = world.rank, 0
+        self._since: dict[str, float] = {}
+        self._say_settings(model)
+        for module, stage, part in staged_modules(model):
+            name = f"{stage.label} {part_label(stage, part)}".strip()
+            module.register_forward_pre_hook(self._before(name), with_kwargs=True)
+            module.register_forward_hook(self._after(name), with_kwargs=True)
+
+    def _say_settings(self, model: EncDecMaskedTokenPredModel) -> None:
+        wanted, actual = model.cfg.encoder.sync_max_audio_length, model.encoder.sync_max_audio_length
+        self.say(f"encoder.sync_max_audio_length: {actual} (config: {wanted})")
+        if actual != wanted:
+            raise ValueError(
+                f"encoder.sync_max_audio_length is {actual}, and the configuration says {wanted}: the model was built "
+                f"from another one."
+            )
+        ready = distributed.is_available() and distributed.is_initialized()
+        backend = f"initialised, backend {distributed.get_backend()}" if ready else "not initialised"
+        self.say(f"process group: {backend}")
+
+    def backward_begins(self, loss: Tensor) -> None:
+        self._since["backward"] = time.perf_counter()
+        self.say(f"before backward: {describe(loss)}")
+
+    def optimizer_begins(self, norm: Tensor) -> None:
+        self.say(f"after backward, {self._elapsed_ms('backward'):.1f} ms")
+        self.say(f"before optimizer: gradient norm {float(norm):.4g}")
+
+    def _before(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            self._since[name] = time.perf_counter()
+            self.say(f"before {name}: {describe([*args, kwargs])}")
+
+        return hook
+
+    def _after(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            self.say(f"after {name}, {self._elapsed_ms(name):.1f} ms: {describe(output)}")
+
+        return hook
+
+    def _elapsed_ms(self, name: str) -> float:
+        return 1e3 * (time.perf_counter() - self._since[name])
+
+    def say(self, text: str) -> None:
+        clock = time.strftime("%H:%M:%S")
+        print(f"trace {clock} rank {self.rank} step {self.step}: {text}", file=sys.stderr, flush=True)
+
+
+def describe(value: Any) -> str:
+    """Every tensor in `value`: shape, dtype, device, NaN and Inf; short ones in full; batch sizes compared."""
+    parts, sizes = [], set()
+    for name, tensor in _tensors(value, ""):
+        text = f"{name} {tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')} {tensor.device}".strip()
+        if tensor.is_floating_point():
+            text += f", {int(tensor.isnan().sum())} NaN, {int(tensor.isinf().sum())} Inf"
+        if tensor.ndim <= 1 and tensor.numel() <= 64:
+            text += f" {tensor.detach().tolist()}"
+        if tensor.ndim >= 1:
+            sizes.add(tensor.shape[0])
+        parts.append(text)
+    if len(sizes) > 1:
+        parts.append(f"first dimensions differ: {sorted(sizes)}")
+    return "; ".join(parts) or "no tensor"
+
+
+def _tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _tensors(inner, str(key))
+    elif isinstance(value, (list, tuple)):
+        for inner in value:
+            yield from _tensors(inner, name)
+
+
+def wait_before_encoder(model: EncDecMaskedTokenPredModel, timeout: timedelta) -> None:
+    """Wait for all ranks before the encoder of every training step; rank 0 names those that do not arrive."""
+    group = distributed.new_group(backend="gloo")  # the only backend that has this barrier
+
+    def wait(module: nn.Module, args: Any) -> None:
+        if module.training:
+            distributed.monitored_barrier(group, timeout, wait_all_ranks=True)
+
+    model.encoder.register_forward_pre_hook(wait, prepend=True)

@@ -1,0 +1,69 @@
+"""`nest-ssl inspect` as a user calls it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from typer.testing import CliRunner
+
+from nest_ssl.cli.main import app
+
+runner = CliRunner()
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    lines = []
+    for number in range(12):
+        duration_s = 1.1 + 0.1 * number
+        soundfile.write(tmp_path / f"{number}.wav", rng.uniform(-0.1, 0.1, round(16000 * duration_s)), 16000)
+        lines.append({"audio_filepath": f"{number}.wav", "duration": duration_s})
+    lines.append({"audio_filepath": "[bold]gone.wav", "duration": 1.5})
+    path = tmp_path / "m.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def run(*arguments: object) -> str:
+    result = runner.invoke(app, ["inspect", *(str(argument) for argument in arguments)])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_tables_and_a_page(manifest: Path, tmp_path: Path) -> None:
+    output = tmp_path / "report.html"
+    keys = ("model.train_ds.num_buckets=2", "model.train_ds.drop_last=false")
+    text = run(manifest, *keys, "--noise", manifest, "--output", output, "--batch-size", 4, "--batch-size", 2)
+    assert "speech: m.jsonl: 13 utterances, 0.01 h" in text
+    assert "headers of all files" in text
+    assert "16000 Hz" in text
+    assert "WAV/PCM_16" in text
+    assert "[bold]gone.wav: No such file or directory" in text
+    assert text.count("lower bound") == 2
+    assert "batch_size=2" in text
+    assert f"{output}: 2 example batches drawn" in text
+    assert output.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    assert run(manifest, "--files", 5, "--examples", 0, "--output", output).count("a sample: 5 of 13 files") == 1
+
+
+def test_the_same_command_prints_the_same(manifest: Path, tmp_path: Path) -> None:
+    arguments = (manifest, "--output", tmp_path / "a.html", "--examples", 0)
+    assert run(*arguments) == run(*arguments)
+
+
+def test_a_missing_folder_is_an_error_before_any_work(manifest: Path, tmp_path: Path) -> None:
+    result = runner.invoke(app, ["inspect", str(manifest), "--output", str(tmp_path / "no" / "x.html")])
+    assert result.exit_code == 1
+    assert f"there is no folder {tmp_path / 'no'}. Create it first." in str(result.exception)
+
+
+def test_the_batch_size_of_the_configuration_counts_unless_it_is_the_packages(manifest: Path, tmp_path: Path) -> None:
+    arguments = (manifest, "--output", tmp_path / "a.html", "--examples", 0)
+    assert "sorted, 16 each" in run(*arguments)
+    assert "sorted, 3 each" in run(*arguments, "model.train_ds.batch_size=3")
+    assert "sorted, 5 each" in run(*arguments, "model.train_ds.batch_size=3", "--batch-size", 5)

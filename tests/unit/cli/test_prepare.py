@@ -1,0 +1,86 @@
+"""`nest-ssl prepare` as a user calls it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import typer
+from typer.testing import CliRunner
+
+from nest_ssl.cli.prepare import prepare
+
+app = typer.Typer()
+app.command("prepare")(prepare)
+runner = CliRunner()
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    for number in range(30):
+        folder = tmp_path / f"corpus/speaker_{number % 10}"
+        folder.mkdir(parents=True, exist_ok=True)
+        soundfile.write(folder / f"{number}.wav", np.random.default_rng(0).uniform(-0.1, 0.1, 1600), 16000)
+    (tmp_path / "corpus/bad.wav").write_text("no")
+    return tmp_path / "corpus"
+
+
+def run(*arguments: object, fails: bool = False) -> str:
+    result = runner.invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == (1 if fails else 0), result.output
+    assert result.exception is None or isinstance(result.exception, ValueError), result.exception
+    return f"{result.output}{result.exception or ''}"
+
+
+def test_a_folder_becomes_a_manifest_a_split_and_shards(corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    text = run(
+        corpus, "--output", out / "m.jsonl", "--split", "folder", "--valid-share", 0.3, "--shards", 4, "--workers", 0
+    )
+    assert "m.jsonl: 30 utterances" in text
+    assert "m.bad.jsonl: 1 bad files" in text
+    assert "audio__OP_0..3_CL_.tar: 4 shards written" in text
+    names = {path.name for path in out.iterdir()}
+    assert {"m.jsonl", "m.bad.jsonl", "m.train.jsonl", "m.valid.jsonl", "audio_0.tar", "audio_3.tar"} <= names
+    train = (out / "m.train.jsonl").read_text().splitlines()
+    assert len((out / "tarred_audio_manifest.json").read_text().splitlines()) == len(train)
+    again = run(
+        corpus, "--output", out / "m.jsonl", "--split", "folder", "--valid-share", 0.3, "--shards", 4, "--workers", 0
+    )
+    assert "0 shards written, 4 existed" in again
+
+
+def test_jobs_merge_and_shards_on_a_cluster(corpus: Path, tmp_path: Path) -> None:
+    arguments = (corpus, "--output", tmp_path / "m.jsonl", "--workers", 0)
+    assert "not complete: 0, 1" in run(*arguments, "--merge", 2, fails=True)
+    assert "does not exist yet" in run(*arguments, "--job", "0/2", "--shards", 4, fails=True)
+    assert "job 0/2 of" in run(*arguments, "--job", "0/2")
+    run(*arguments, "--job", "1/2")
+    assert "m.jsonl: 30 utterances" in run(*arguments, "--merge", 2)
+    assert "2 shards written" in run(*arguments, "--job", "0/2", "--shards", 4)
+    assert not (tmp_path / "tarred_audio_manifest.json").exists()
+    assert "their manifests" in run(*arguments, "--job", "1/2", "--shards", 4)
+    assert len((tmp_path / "tarred_audio_manifest.json").read_text().splitlines()) == 30
+
+
+def test_an_error_is_one_line(corpus: Path, tmp_path: Path) -> None:
+    output = tmp_path / "m.jsonl"
+    assert "no such folder" in run(tmp_path / "missing", "--output", output, fails=True)
+    assert "such as 3/16" in run(corpus, "--output", output, "--job", "x", fails=True)
+    assert "between 0 and 1" in run(corpus, "--output", output, "--split", "hash", "--valid-share", 2, fails=True)
+    (tmp_path / "nothing").mkdir()
+    assert "no usable audio" in run(tmp_path / "nothing", "--output", output, "--workers", 0, fails=True)
+
+
+def test_a_list_and_a_manifest_are_inputs_too(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "list.lst").write_text("corpus/speaker_1/1.wav\ncorpus/speaker_0/0.wav\n")
+    run(tmp_path / "list.lst", "--output", tmp_path / "a.jsonl", "--workers", 0, "--check", "header")
+    run(tmp_path / "a.jsonl", "--output", tmp_path / "b.jsonl", "--workers", 0)
+    items = [json.loads(line) for line in (tmp_path / "b.jsonl").read_text().splitlines()]
+    assert items == [
+        {"audio_filepath": "corpus/speaker_1/1.wav", "duration": 0.1},
+        {"audio_filepath": "corpus/speaker_0/0.wav", "duration": 0.1},
+    ]

@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+import pickle
+import tracemalloc
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nest_ssl.data.plan.batches import (
+    BatchSpec,
+    BucketedPlan,
+    FixedSizePlan,
+    Plan,
+    duration_buckets,
+    sizes_for_duration,
+)
+from nest_ssl.data.plan.order import (
+    ChainOrder,
+    MixtureOrder,
+    Order,
+    PlainOrder,
+    ShardOrder,
+    share_out,
+)
+
+WORLD_SIZES = st.integers(1, 64)
+
+
+def fixed(order: Order, batch_size: int, world_size: int, drop_last: bool, layout: str = "interleaved") -> Plan:
+    return FixedSizePlan(
+        order,
+        batch_size=batch_size,
+        world_size=world_size,
+        drop_last=drop_last,
+        seed=1,
+        fingerprint="data",
+        layout=layout,
+    )
+
+
+def read_epoch(plan: Plan, epoch: int = 0) -> list[list[BatchSpec]]:
+    """All batches: a list for each rank."""
+    num_batches = plan.num_batches()
+    assert num_batches is not None
+    return [[plan.batch(epoch, step, rank) for step in range(num_batches)] for rank in range(plan.world_size)]
+
+
+def counts(batches: list[list[BatchSpec]]) -> Counter[int]:
+    return Counter(index for rank in batches for spec in rank for index in spec.indices.tolist())
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    num=st.integers(1, 600),
+    batch_size=st.integers(1, 9),
+    world_size=WORLD_SIZES,
+    shuffle=st.booleans(),
+    layout=st.sampled_from(["interleaved", "contiguous"]),
+    epoch=st.integers(0, 3),
+)
+def test_without_dropping_every_utterance_is_read_and_fewer_than_world_size_are_doubled(
+    num: int, batch_size: int, world_size: int, shuffle: bool, layout: str, epoch: int
+) -> None:
+    plan = fixed(PlainOrder(num, 1, shuffle), batch_size, world_size, False, layout)
+    found = counts(read_epoch(plan, epoch))
+    assert set(found) == set(range(num))
+    padding = sum(found.values()) - num
+    assert 0 <= padding < world_size
+    if padding <= num:  # the padding is the beginning of the epoch's order
+        first = PlainOrder(num, 1, shuffle).indices(epoch)[:padding].tolist()
+        assert found == Counter(range(num)) + Counter(first)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    num=st.integers(1, 600),
+    batch_size=st.integers(1, 9),
+    world_size=WORLD_SIZES,
+    shuffle=st.booleans(),
+    layout=st.sampled_from(["interleaved", "contiguous"]),
+)
+def test_with_dropping_nothing_is_doubled_and_less_than_one_step_is_lost(
+    num: int, batch_size: int, world_size: int, shuffle: bool, layout: str
+) -> None:
+    batches = read_epoch(fixed(PlainOrder(num, 1, shuffle), batch_size, world_size, True, layout))
+    found = counts(batches)
+    assert set(found.values()) <= {1}
+    assert num - len(found) == num % (world_size * batch_size)
+    assert all(len(spec.indices) == batch_size for rank in batches for spec in rank)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    sizes=st.lists(st.integers(1, 90), min_size=1, max_size=5),
+    batch_size=st.integers(1, 8),
+    world_size=WORLD_SIZES,
+    drop_last=st.booleans(),
+    kind=st.sampled_from(["plain", "shards", "mixture", "in turn", "buckets", "replicated"]),
+)
+def test_every_rank_has_the_same_number_of_batches_of_the_same_size(
+    sizes: list[int], batch_size: int, world_size: int, drop_last: bool, kind: str
+) -> None:
+    orders = tuple(PlainOrder(n, 1, True, d) for d, n in enumerate(sizes))
+    plan: Plan
+    if kind == "buckets":
+        plan = buckets(sizes, [batch_size + d for d in range(len(sizes))], world_size, drop_last)
+    elif kind in ("mixture", "in turn"):
+        mixture = MixtureOrder(orders, share_out(sum(sizes), [1.0] * len(sizes)), 1, in_turn=kind == "in turn")
+        plan = fixed(mixture, batch_size, world_size, drop_last)
+    elif kind == "replicated":
+        plan = fixed(ShardOrder(tuple(sizes), 1, True, 10), batch_size, world_size, drop_last, "replicated")
+    elif kind == "shards":
+        plan = fixed(ShardOrder(tuple(sizes), 1, True, 10), batch_size, world_size, drop_last, "contiguous")
+    else:
+        plan = fixed(ChainOrder(orders), batch_size, world_size, drop_last)
+    shapes = {tuple(len(spec.indices) for spec in rank) for rank in read_epoch(plan)}
+    assert len(shapes) == 1
+    assert sum(shapes.pop()) == plan.utterances_per_epoch
+
+
+def buckets(
+    sizes: list[int], batch_sizes: list[int], world_size: int, drop_last: bool, strategy: str = "synced_randomized"
+) -> BucketedPlan:
+    return BucketedPlan(
+        PlainOrder(sum(sizes), 1, True),
+        np.repeat(np.arange(len(sizes), dtype=np.uint16), sizes),
+        batch_sizes=batch_sizes,
+        world_size=world_size,
+        drop_last=drop_last,
+        seed=1,
+        fingerprint="data",
+        strategy=strategy,
+    )
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    sizes=st.lists(st.integers(0, 90), min_size=1, max_size=5).filter(any),
+    batch_size=st.integers(1, 8),
+    world_size=WORLD_SIZES,
+    drop_last=st.booleans(),
+    strategy=st.sampled_from(["fixed_order", "synced_randomized", "fully_randomized"]),
+)
+def test_buckets_lose_and_double_as_little_as_stated_and_never_mix(
+    sizes: list[int], batch_size: int, world_size: int, drop_last: bool, strategy: str
+) -> None:
+    plan = buckets(sizes, [batch_size] * len(sizes), world_size, drop_last, strategy)
+    batches = read_epoch(plan)
+    found = counts(batches)
+    for b, size in enumerate(sizes):
+        first = sum(sizes[:b])
+        in_bucket = sum(found[i] for i in range(first, first + size))
+        lost = size % (world_size * batch_size) if drop_last else 0
+        assert size - lost <= in_bucket < size - lost + (1 if drop_last else world_size)
+    bucket_of = np.repeat(np.arange(len(sizes)), sizes)
+    assert all(len(set(bucket_of[spec.indices])) == 1 for rank in batches for spec in rank)
+    if strategy == "synced_randomized":
+        assert all(len({bucket_of[spec.indices[0]] for spec in step}) == 1 for step in zip(*batches, strict=True))
+
+
+def test_replicated_shards_give_every_rank_everything_in_an_order_of_its_own() -> None:
+    plan = fixed(ShardOrder((30, 20), 1, True, 8), 4, 3, False, "replicated")
+    batches = read_epoch(plan)
+    assert all(counts([rank]) == Counter(range(50)) for rank in batches)
+    assert len({tuple(batches[rank][0].indices.tolist()) for rank in range(3)}) == 3
+
+
+def test_scattered_shards_are_each_opened_by_few_ranks() -> None:
+    sizes = (100,) * 16
+    batches = read_epoch(fixed(ShardOrder(sizes, 1, True), 10, 4, True, "contiguous"))
+    opened = [{int(i) // 100 for spec in rank for i in spec.indices} for rank in batches]
+    assert [len(shards) for shards in opened] == [4, 4, 4, 4]
+
+
+@pytest.mark.parametrize("kind", ["fixed", "buckets", "endless"])
+def test_any_batch_can_be_computed_without_those_before_it(kind: str) -> None:
+    def plan() -> Plan:
+        if kind == "buckets":
+            return buckets([40, 30, 7], [4, 3, 2], 2, False)
+        order = MixtureOrder((PlainOrder(40, 1, True), PlainOrder(9, 1, True, 1)), (40, 8), 1)
+        return FixedSizePlan(
+            order, batch_size=4, world_size=2, drop_last=False, seed=1, fingerprint="", endless=kind == "endless"
+        )
+
+    in_sequence, num = plan(), plan().num_batches() or 20
+    sequence = [in_sequence.batch(2, step, 1).indices.tolist() for step in range(num)]
+    assert [plan().batch(2, step, 1).indices.tolist() for step in reversed(range(num))] == sequence[::-1]
+
+
+def test_the_hash_changes_with_seed_data_world_size_and_settings_only() -> None:
+    def hash_of(seed: int = 1, data: str = "a", world: int = 2, size: int = 4, shuffle: bool = True) -> str:
+        return FixedSizePlan(
+            PlainOrder(40, seed, shuffle),
+            batch_size=size,
+            world_size=world,
+            drop_last=True,
+            seed=seed,
+            fingerprint=data,
+        ).hash()
+
+    hashes = [hash_of(), hash_of(2), hash_of(data="b"), hash_of(world=3), hash_of(size=5), hash_of(shuffle=False)]
+    assert len(set(hashes)) == len(hashes)
+    assert hash_of() == hashes[0]
+
+
+def test_an_endless_plan_goes_on_past_its_rounds() -> None:
+    order = MixtureOrder((PlainOrder(12, 1, True), PlainOrder(4, 1, True, 1)), (12, 4), 1)
+    plan = FixedSizePlan(order, batch_size=4, world_size=2, drop_last=False, seed=1, fingerprint="", endless=True)
+    assert plan.num_batches() is None
+    drawn = Counter(i for step in range(8) for rank in (0, 1) for i in plan.batch(0, step, rank).indices.tolist())
+    assert drawn == Counter(dict.fromkeys(range(16), 4))
+
+
+def test_spares_are_the_utterances_that_follow_in_the_plan() -> None:
+    plan = fixed(PlainOrder(40, 1, True), 4, 2, True)
+    order = PlainOrder(40, 1, True).indices(0)
+    assert plan.batch(0, 1, 0).spares[:4].tolist() == order[12:16].tolist()
+    assert plan.batch(0, 4, 1).spares[:4].tolist() == order[:4].tolist()
+
+
+def test_duration_buckets_share_the_audio_equally_and_bound_the_batch() -> None:
+    durations_s = np.random.default_rng(0).uniform(1, 20, 5000).astype(np.float32)
+    bucket_of, longest_s = duration_buckets(durations_s, num_buckets=5)
+    shares = np.bincount(bucket_of, weights=durations_s) / durations_s.sum()
+    assert np.allclose(shares, 0.2, atol=0.01)
+    assert longest_s == sorted(longest_s)
+    sizes = sizes_for_duration(longest_s, batch_duration_s=100, quadratic_s=None, max_size=None)
+    assert all(size * longest <= 100 < (size + 1) * longest for size, longest in zip(sizes, longest_s, strict=True))
+    quadratic = sizes_for_duration(longest_s, batch_duration_s=100, quadratic_s=15, max_size=None)
+    counted = [longest + longest**2 / 15 for longest in longest_s]
+    assert all(size * length <= 100 < (size + 1) * length for size, length in zip(quadratic, counted, strict=True))
+    assert sizes_for_duration(longest_s, batch_duration_s=1, quadratic_s=None, max_size=3) == [1] * 5
+
+
+def test_given_bins_put_a_duration_on_the_boundary_into_the_lower_bucket() -> None:
+    durations_s = np.array([1, 2, 2.5, 9], np.float32)
+    bucket_of, longest_s = duration_buckets(durations_s, num_buckets=99, bins_s=[2.0, 5.0, 6.0])
+    assert bucket_of.tolist() == [0, 0, 1, 3]
+    assert longest_s == [2.0, 2.5, 0.0, 9.0]
+
+
+def test_ten_million_utterances_cost_four_bytes_each_and_nothing_per_batch() -> None:
+    tracemalloc.start()
+    plan = fixed(PlainOrder(10_000_000, 1, True), 32, 64, True)
+    far = plan.batch(3, 4000, 63)
+    held, peak = tracemalloc.get_traced_memory()
+    for step in range(200):
+        plan.batch(3, step, 0)
+    held_after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 41e6
+    assert peak < 50e6
+    assert held_after - held < 1e5
+    assert len(pickle.dumps(far)) < 1000  # what goes to a loader process

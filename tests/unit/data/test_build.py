@@ -1,0 +1,127 @@
+"""From a configuration to a loader: mixtures, buckets, registered sources, and what is refused."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nest_ssl.config import DatasetConfig
+from nest_ssl.data import LhotseAudioNoiseDataset, build_loader
+from nest_ssl.data.sources import lhotse as lhotse_source
+from tests.unit.data.corpus import NEEDS_LHOTSE, RATE, Corpus, assert_same, write_manifest
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+
+
+def test_batches_of_buckets_keep_to_the_duration(corpus: Corpus) -> None:
+    loader = build_loader(corpus.config(use_bucketing=True, num_buckets=4, batch_duration=1.2, batch_size=None))
+    for batch in loader:
+        assert batch.audio is not None
+        assert batch.audio.numel() <= 1.2 * RATE + len(batch.audio)
+
+
+@pytest.mark.parametrize("technique", ["temperature", "random", "round-robin"])
+def test_datasets_are_concatenated_and_augmented(corpus: Corpus, tmp_path: Path, technique: str) -> None:
+    lines = [{"audio_filepath": str(corpus.folder / f"speech_{i}.wav"), "duration": 0.1} for i in range(5)]
+    other = write_manifest(tmp_path / "other.jsonl", lines)
+    config = corpus.config(
+        manifest_filepath=[str(corpus.speech), str(other)],
+        is_concat=True,
+        concat_sampling_technique=technique,
+        concat_sampling_temperature=1e9,
+        noise_manifest=None,
+    )
+    batches = list(build_loader(config))
+    from_other = sum(int(i) >= 22 for batch in batches for i in batch.sample_id or [])
+    assert from_other in (13, 14), "equal shares of 27"
+    assert any(batch.noise is not None and batch.noise.any() for batch in batches), "other speakers are mixed in"
+
+
+def test_an_endless_mixture_has_no_length_and_resumes_past_a_round(corpus: Corpus) -> None:
+    config = corpus.config(
+        manifest_filepath=[str(corpus.speech), str(corpus.noise)], is_concat=True, endless=True, batch_size=5
+    )
+    loader = build_loader(config, seed=3)
+    with pytest.raises(TypeError, match="endless"):
+        len(loader)
+    first = [batch for _, batch in zip(range(12), loader, strict=False)]
+    resumed = build_loader(config, seed=3)
+    resumed.resume({**resumed.position(), "next_batch": 10})
+    for a, b in zip(first[10:], resumed, strict=False):
+        assert_same(a, b)
+
+
+def test_buckets_of_manifests_have_their_own_batch_sizes(corpus: Corpus) -> None:
+    config = corpus.config(
+        manifest_filepath=[[str(corpus.speech)], [str(corpus.noise)]], bucketing_batch_size=2, bucketing_weights=[1, 3]
+    )
+    sizes = [len(batch.sample_id or []) for batch in build_loader(config)]
+    assert sorted(sizes) == sorted([4, 4, 4, 4, 4, 2] + 3 * [2, 1])
+
+
+def test_a_bucket_of_short_audio_counts_its_padding(corpus: Corpus) -> None:
+    config = corpus.config(batch_size=None, use_bucketing=True, num_buckets=2, batch_duration=2.0)
+    for batch in build_loader(replace(config, min_audio_len_secs=0.5)):
+        assert batch.audio is not None
+        assert batch.audio.numel() <= 2.0 * RATE
+
+
+@NEEDS_LHOTSE
+def test_more_buckets_than_lhotse_can_fill_are_refused(corpus: Corpus) -> None:
+    config = corpus.config(use_lhotse=True, use_bucketing=True, num_buckets=1000, batch_duration=1.0)
+    with pytest.raises(ValueError, match=r"num_buckets=1000: .*number of cuts \(22\)"):
+        next(iter(build_loader(config)))
+
+
+def test_missing_or_contradicting_keys_are_refused(corpus: Corpus) -> None:
+    with pytest.raises(ValueError, match="batch_size: a value is needed"):
+        build_loader(corpus.config(batch_size=None))
+    with pytest.raises(ValueError, match="manifest_filepath: a value is needed"):
+        build_loader(DatasetConfig(batch_size=2))
+    with pytest.raises(ValueError, match="no utterance is left"):
+        build_loader(corpus.config(min_duration=50.0))
+    with pytest.raises(ValueError, match="22 utterances do not fill one batch on each of 8 ranks"):
+        build_loader(corpus.config(drop_last=True), world_size=8)
+    with pytest.raises(ValueError, match="seed: -1 is less than 0"):
+        corpus.config(seed=-1)
+    with pytest.raises(ValueError, match="rank 2 is not in"):
+        build_loader(corpus.config(), rank=2, world_size=2)
+    with pytest.raises(ValueError, match="are not 2 positive numbers"):
+        build_loader(
+            corpus.config(
+                manifest_filepath=[str(corpus.speech)] * 2,
+                is_concat=True,
+                concat_sampling_technique="random",
+                concat_sampling_probabilities=[1.0],
+            )
+        )
+    with pytest.raises(ValueError, match="batch_duration: needs 'use_bucketing: true'"):
+        corpus.config(batch_duration=5.0)
+
+
+def test_an_empty_noise_manifest_is_refused(corpus: Corpus, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="noise"):
+        build_loader(corpus.config(noise_manifest=str(write_manifest(tmp_path / "noise.jsonl", []))))
+
+
+def test_bucketing_without_durations_says_what_to_do(corpus: Corpus, tmp_path: Path) -> None:
+    lines = [{"audio_filepath": str(corpus.folder / "speech_0.wav")}]
+    manifest = write_manifest(tmp_path / "m.jsonl", lines)
+    with pytest.raises(ValueError, match=r"m\.jsonl: use_bucketing needs every 'duration'.*nest-ssl prepare"):
+        build_loader(corpus.config(manifest_filepath=str(manifest), use_bucketing=True))
+
+
+def test_without_lhotse_the_key_and_the_command_to_install_it_are_named(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "lhotse", None)
+    lhotse_source._lhotse.cache_clear()
+    message = r"use_lhotse: lhotse, .* is not installed\. Run: pip install 'nest-ssl\[lhotse\]'"
+    with pytest.raises(ValueError, match=message):
+        build_loader(corpus.config(use_lhotse=True, batch_duration=1.0))
+    with pytest.raises(ValueError, match=message):
+        LhotseAudioNoiseDataset(sample_rate=RATE)
+    lhotse_source._lhotse.cache_clear()

@@ -1,0 +1,24 @@
+"""How a rank that another program launched finds its beacon."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nest_ssl.launch.attach import _token, attached
+from nest_ssl.launch.launcher import make_beacon_folder
+from nest_ssl.watchdog.beacon import Beacon
+from nest_ssl.watchdog.rank import RankFacts
+
+
+def test_a_local_rank_that_another_process_has_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nest_ssl.launch.launcher.shared_memory_folder", lambda: tmp_path)
+    facts = RankFacts(1, 0, 2, 2, 0, "environment", "127.0.0.1", 1234)
+    folder = make_beacon_folder(_token(facts))
+    Beacon.create(folder / "beacon", local_ranks=2, first_rank=0, world_size=2, workers_per_rank=1)
+    with (
+        pytest.raises(ValueError, match="LOCAL_RANK=0: process"),
+        attached(facts, {}, workers_per_rank=1, wants_monitor=True),
+    ):
+        pass

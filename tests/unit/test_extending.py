@@ -1,0 +1,168 @@
+"""What docs/extending.md and examples/add_augmentation.py show works, from outside the package."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+
+from nest_ssl import plugins
+from nest_ssl.config import AugmentorConfig, ConfigError, DatasetConfig, parse
+from nest_ssl.data import build_loader
+from nest_ssl.data.batch.collate import needed
+from nest_ssl.plugins import register_augmentation, register_source
+
+ROOT = Path(__file__).parents[2]
+RATE = 16000
+
+
+@pytest.fixture(autouse=True)
+def _forget_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    for registry in (plugins.augmentations, plugins.sources):
+        monkeypatch.setattr(registry, "_things", {})
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> str:
+    rng = np.random.default_rng(0)
+    for i in range(6):
+        soundfile.write(tmp_path / f"{i}.wav", 0.1 * rng.standard_normal(RATE + 1000 * i), RATE)
+    path = tmp_path / "train.jsonl"
+    path.write_text("".join(f'{{"audio_filepath": "{i}.wav", "duration": 1.0}}\n' for i in range(6)))
+    return str(path)
+
+
+def run_documented(heading: str) -> None:
+    """Run the python block below a heading of docs/extending.md."""
+    text = (ROOT / "docs" / "extending.md").read_text()
+    section = text.split(f"## {heading}\n")[1].split("\n## ")[0]
+    (code,) = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
+    exec(compile(code, heading, "exec"), {"__name__": "documented"})
+
+
+def config(manifest: str, **more: object) -> DatasetConfig:
+    given = {"manifest_filepath": manifest, "noise_manifest": manifest, "batch_size": 3, "shuffle": True, **more}
+    return parse(DatasetConfig, given)
+
+
+def test_the_example_adds_an_augmentation_and_makes_a_batch_with_it(manifest: str) -> None:
+    example = runpy.run_path(str(ROOT / "examples" / "add_augmentation.py"))
+    batch = example["main"](manifest)
+    noisy = needed(batch.noisy_audio)[0, :RATE]
+    energy = torch.fft.rfft(noisy).abs() ** 2
+    assert energy[300:3401].sum() > 0.99 * energy.sum()
+    assert torch.equal(needed(batch.noise), torch.zeros_like(needed(batch.noise)))
+
+
+@pytest.mark.parametrize("mix", [True, False])
+def test_the_documented_augmentation_changes_the_noise_the_same_with_any_number_of_workers(
+    manifest: str, mix: bool
+) -> None:
+    run_documented("An augmentation")
+    plain = build_loader(config(manifest))
+    augmentor = {"_target_": "gain", "max_db": 6.0}
+    loaders = [build_loader(config(manifest, batch_augmentor=augmentor, num_workers=n), mix=mix) for n in (0, 1)]
+    for before, here, in_worker in zip(plain, *loaders, strict=True):
+        noise = needed(here.noise)
+        gains_db = 20 * torch.log10(noise.abs().sum(1) / needed(before.noise).abs().sum(1))
+        assert len(gains_db.round(decimals=3).unique()) == 3
+        assert gains_db.abs().max() <= 6
+        assert torch.equal(noise, needed(in_worker.noise))
+        assert (here.noisy_audio is not None) == mix
+        noisy = needed(here.audio) + noise
+        assert torch.equal(needed(here.mixed().noisy_audio), noisy)
+
+
+def test_arguments_that_an_augmentation_does_not_take_are_refused(manifest: str) -> None:
+    run_documented("An augmentation")
+    for options in ({}, {"max_db": 1.0, "prob": 0.5}):
+        with pytest.raises(ValueError, match="batch_augmentor: 'gain' cannot be built: "):
+            build_loader(config(manifest, batch_augmentor={"_target_": "gain", **options}))
+
+
+def test_a_saved_configuration_with_a_registered_augmentation_loads_again(manifest: str) -> None:
+    run_documented("An augmentation")
+    first = config(manifest, batch_augmentor={"_target_": "gain", "max_db": 2.0})
+    assert first.batch_augmentor is not None
+    assert first.batch_augmentor.options == {"max_db": 2.0}
+    assert parse(DatasetConfig, asdict(first)) == first
+    with pytest.raises(ValueError, match="batch_augmentor.prob: set it in batch_augmentor.options"):
+        AugmentorConfig(_target_="gain", options={"max_db": 2.0}, prob=0.5)
+
+
+def test_a_name_that_nobody_registered_is_refused(manifest: str) -> None:
+    run_documented("An augmentation")
+    with pytest.raises(ValueError, match="_target_: 'gains' is not a class this program builds. Did you mean 'gain'?"):
+        config(manifest, batch_augmentor={"_target_": "gains"})
+    with pytest.raises(ConfigError, match="batch_augmentor.max_db: no such key"):
+        config(manifest, batch_augmentor={"max_db": 6.0})
+    with pytest.raises(ValueError, match="batch_augmentor.options: belongs to registered augmentations"):
+        AugmentorConfig(options={"max_db": 6.0})
+    with pytest.raises(ValueError, match="source: there is no 'npy_folder'"):
+        config(manifest, source="npy_folder")
+
+
+def test_an_augmentation_that_changes_shapes_is_named(manifest: str) -> None:
+    class Shorter:
+        def __call__(self, batch: object, *, generator: object) -> object:
+            from dataclasses import replace
+
+            return replace(batch, noise=batch.noise[:, :10])  # type: ignore[type-var,attr-defined]
+
+    register_augmentation("shorter", Shorter)
+    with pytest.raises(
+        ValueError, match=r"Shorter returned a batch whose noise or noisy_audio has the shape \(3, 10\)"
+    ):
+        list(build_loader(config(manifest, batch_augmentor={"_target_": "shorter"})))
+
+
+def test_the_documented_source_is_planned_read_and_resumed_like_files(manifest: str, tmp_path: Path) -> None:
+    run_documented("A data source")
+    for i in range(7):
+        np.save(tmp_path / f"{i}.npy", np.full(RATE + i, 0.01 * i))
+    np.save(tmp_path / "7.npy", np.array("not numbers"))
+    given = config(
+        manifest,
+        manifest_filepath=None,
+        source="npy_folder",
+        source_options={"folder": str(tmp_path)},
+        max_bad_fraction=0.5,
+    )
+    loader = build_loader(given, seed=1)
+    batches = list(loader)
+    assert [len(batch.audio_filepaths) for batch in batches] == [3, 3, 2]
+    read = {
+        path: row for batch in batches for path, row in zip(batch.audio_filepaths, needed(batch.audio), strict=True)
+    }
+    assert set(read) == {str(tmp_path / f"{i}.npy") for i in range(7)}
+    for path, row in read.items():
+        number = int(Path(path).stem)
+        assert torch.equal(row[: RATE + number], torch.full((RATE + number,), 0.01 * number))
+    assert list(loader.bad_data.files) == [str(tmp_path / "7.npy")]
+    resumed = build_loader(given, seed=1)
+    resumed.resume({**resumed.position(), "next_batch": 2})
+    (last,) = resumed
+    assert torch.equal(needed(last.noisy_audio), needed(batches[-1].noisy_audio))
+
+
+def test_a_source_is_checked(manifest: str, tmp_path: Path) -> None:
+    run_documented("A data source")
+    register_source("nothing", lambda config: None)
+    for more, message in (
+        (
+            {"source": "npy_folder"},
+            "source_options: 'npy_folder' cannot be opened: missing a required argument: 'folder'",
+        ),
+        ({"source": "npy_folder", "source_options": {"folder": str(tmp_path / "none")}}, "'npy_folder' is empty"),
+        ({"source": "nothing"}, "'nothing' is a NoneType, not a nest_ssl.data.Source"),
+        ({"source": "nothing", "is_tarred": True}, "is_tarred: cannot be combined with source: 'nothing'"),
+        ({"source_options": {"folder": "x"}}, "source_options: needs 'source'"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            build_loader(config(manifest, **more))

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nest_ssl.config import CheckpointConfig, ExperimentConfig
+from nest_ssl.run_folder import (
+    LAST,
+    MetricsWriter,
+    RunFolder,
+    forget_after,
+    given_ranks_per_node,
+    listed_devices,
+    ranks_per_node,
+    read_columns,
+    read_rows,
+)
+
+
+def no_gpus_wanted() -> int:
+    raise AssertionError("GPUs were counted")
+
+
+@pytest.mark.parametrize(
+    ("devices", "ranks"), [(4, 4), ("4", 4), ("0,1", 2), ("3,", 1), ("0, 2,5", 3), ([0, 2], 2), ([7], 1)]
+)
+def test_a_count_and_a_list_of_devices_mean_as_many_ranks(devices: Any, ranks: int) -> None:
+    for accelerator in ("auto", "cpu", "gpu"):
+        assert ranks_per_node(devices, accelerator, no_gpus_wanted) == ranks
+    assert given_ranks_per_node(devices) == ranks
+
+
+@pytest.mark.parametrize("devices", [-1, "-1", "auto"])
+def test_all_devices_are_as_many_ranks_as_gpus_and_one_on_a_cpu(devices: Any) -> None:
+    assert ranks_per_node(devices, "gpu", lambda: 8) == 8
+    assert ranks_per_node(devices, "auto", lambda: 0) == 1
+    assert ranks_per_node(devices, "cpu", no_gpus_wanted) == 1
+    assert given_ranks_per_node(devices) is None
+
+
+@pytest.mark.parametrize("devices", [0, -2, "-2", "abc", "1,x", [], [0, 0], [-1], ["a"], None, ","])
+def test_devices_that_mean_nothing_are_refused_by_name(devices: Any) -> None:
+    with pytest.raises(ValueError, match=r"trainer\.devices=.*Use a count"):
+        ranks_per_node(devices, "auto", lambda: 8)
+
+
+def test_listed_devices_are_those_numbers() -> None:
+    assert listed_devices("2,0") == [2, 0]
+    assert listed_devices([1, 3]) == [1, 3]
+    assert listed_devices(4) is None
+    assert listed_devices("auto") is None
+
+
+def test_a_row_is_on_disk_when_it_is_written_and_new_columns_join_the_old(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    writer = MetricsWriter(path)
+    writer.write({"train_loss": 4.5, "epoch": 0}, 0)
+    assert read_columns(path) == ["step", "time", "train_loss"]
+    writer.write({"val_loss": 4.25}, 0)
+    writer.write({"train_loss": 4.0}, 1)
+    assert read_columns(path) == ["step", "time", "train_loss", "val_loss"]
+    rows = [(row["step"], row["train_loss"], row["val_loss"]) for row in read_rows(path)]
+    assert rows == [("0", "4.5", ""), ("0", "", "4.25"), ("1", "4.0", "")]
+    assert writer.latest == {"train_loss": 4.0, "val_loss": 4.25, "epoch": 0}
+
+
+def test_a_resumed_run_keeps_the_columns_and_the_rows_before_its_step(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    first = MetricsWriter(path)
+    for step in range(4):
+        first.write({"b": step, "a": -step}, step)
+    forget_after(path, 2)
+    MetricsWriter(path).write({"a": 7}, 2)
+    assert read_columns(path) == ["step", "time", "b", "a"]
+    assert [(row["step"], row["b"], row["a"]) for row in read_rows(path)] == [
+        ("0", "0", "0"),
+        ("1", "1", "-1"),
+        ("2", "", "7"),
+    ]
+    text = path.read_bytes()
+    forget_after(path, 3)
+    assert path.read_bytes() == text
+    forget_after(tmp_path / "none.csv", 3)
+    assert not (tmp_path / "none.csv").exists()
+
+
+@pytest.mark.parametrize(
+    "damage", [b"\0\0\0\0\0\0\n", b"1\xff,\xfe,4\r\n", b"x\r\n", b"nan,1,2,3,4,5\r\n", b"3.5", b"1"]
+)
+def test_a_damaged_row_does_not_prevent_a_resume(tmp_path: Path, damage: bytes) -> None:
+    path = tmp_path / "metrics.csv"
+    writer = MetricsWriter(path)
+    for step in range(2):
+        writer.write({"train_loss": 4.0}, step)
+    path.write_bytes(path.read_bytes() + damage)
+    forget_after(path, 2)
+    MetricsWriter(path).write({"train_loss": 3.0, "new": 1.0}, 2)
+    assert [row["step"] for row in read_rows(path)] == ["0", "1", "2"]
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    writer = MetricsWriter(tmp_path / "metrics.csv")
+    writer.write({"a": 1.0}, 0)
+    (tmp_path / "metrics.csv").unlink()
+    (tmp_path / "metrics.csv").mkdir()
+    with pytest.raises(OSError, match=r"metrics\.csv: cannot be written: Is a directory"):
+        writer.write({"a": 1.0}, 1)
+
+
+def make(path: Path, time_s: int) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"")
+    os.utime(path, (time_s, time_s))
+    return path
+
+
+def test_the_newest_checkpoint_is_a_ckpt_and_the_newest_weights_may_be_a_nemo(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert folder.newest_checkpoint() is None
+    ckpt, nemo = make(folder.checkpoints / "a.ckpt", 1000), make(folder.checkpoints / "a.nemo", 1000)
+    assert folder.newest_checkpoint() == ckpt
+    assert folder.newest_weights() == nemo
+    assert folder.newest_checkpoint() == ckpt
+    last = make(folder.last_checkpoint, 1000)
+    assert folder.newest_checkpoint() == last
+    newer = make(folder.checkpoints / "b.ckpt", 2000)
+    assert folder.newest_checkpoint() == folder.newest_weights() == newer
+
+
+def test_checkpoints_in_another_folder_are_found_through_hparams(tmp_path: Path) -> None:
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    run.mkdir()
+    assert RunFolder.open(run) == RunFolder(run)
+    (run / "hparams.yaml").write_text("exp_manager: [")
+    assert RunFolder.open(run) == RunFolder(run)
+    (run / "hparams.yaml").write_text(f"exp_manager: {{checkpoint_callback_params: {{dirpath: {elsewhere}}}}}")
+    folder = RunFolder.open(run)
+    assert folder.checkpoints == elsewhere
+    assert folder.nemo_file(CheckpointConfig()) == elsewhere / "run.nemo"
+    assert folder.nemo_file(CheckpointConfig(prefix="best", postfix="-x.nemo")) == elsewhere / "best-x.nemo"
+
+
+def test_a_run_is_resumed_from_last_unless_another_file_is_named(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    resume = ExperimentConfig(resume_if_exists=True, resume_ignore_no_checkpoint=True)
+    assert folder.checkpoint_to_resume(resume) is None
+    with pytest.raises(ValueError, match="there is no checkpoint to resume from"):
+        folder.checkpoint_to_resume(ExperimentConfig(resume_if_exists=True))
+    best = make(folder.checkpoints / "best.ckpt", 2000)
+    assert folder.checkpoint_to_resume(resume) == best
+    make(folder.checkpoints / LAST, 1000)
+    assert folder.checkpoint_to_resume(resume) == folder.last_checkpoint
+    assert folder.checkpoint_to_resume(ExperimentConfig()) is None
+    assert folder.checkpoint_to_resume(ExperimentConfig(resume_from_checkpoint=str(best))) == best
+    with pytest.raises(ValueError, match=r"resume_from_checkpoint: .*gone\.ckpt: no such file"):
+        folder.checkpoint_to_resume(ExperimentConfig(resume_from_checkpoint=str(tmp_path / "gone.ckpt")))
+
+
+def test_results_are_those_that_exist(tmp_path: Path) -> None:
+    folder, exp = RunFolder(tmp_path), ExperimentConfig(create_tensorboard_logger=False)
+    assert folder.results(exp) == {}
+    make(folder.metrics_csv, 1000)
+    make(folder.nemo_file(exp.checkpoint_callback_params), 1000)
+    assert list(folder.results(exp)) == ["model", "metrics"]
+    assert "TensorBoard" in folder.results(ExperimentConfig())
+
+
+def test_the_monitor_can_use_it_without_torch_and_numpy() -> None:
+    code = "import sys, nest_ssl.run_folder; assert not {'torch', 'numpy', 'omegaconf'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_checkpoint_that_leads_nowhere_is_none(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "gone.ckpt").symlink_to(tmp_path / "nowhere")
+    assert RunFolder(tmp_path).newest_checkpoint() is None
+    (tmp_path / "checkpoints" / "last.ckpt").write_bytes(b"")
+    assert RunFolder(tmp_path).newest_checkpoint() == tmp_path / "checkpoints" / "last.ckpt"
+
+
+def test_of_two_names_of_one_checkpoint_the_last_is_given(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    (folder / "m--val_loss=1.ckpt").write_bytes(b"")
+    for name in ("last.ckpt", "a.ckpt"):
+        (folder / name).hardlink_to(folder / "m--val_loss=1.ckpt")
+    assert RunFolder(tmp_path).newest_checkpoint() == folder / "last.ckpt"

@@ -1,0 +1,39 @@
+"""Loggers, progress and profiles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nest_ssl.config import ExperimentConfig
+from nest_ssl.run_folder import RunFolder, read_rows
+from nest_ssl.training.loggers import Loggers, Progress, check_loggers
+
+
+def loggers(path: Path, *, enabled: bool = True, **options: bool) -> Loggers:
+    return Loggers(RunFolder(path), ExperimentConfig(create_tensorboard_logger=False, **options), enabled=enabled)
+
+
+def test_a_run_that_fails_gives_the_terminal_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    progress = Progress(loggers(tmp_path), enabled=True)
+    progress.start(0, 8)
+    bar = progress.bar
+    assert bar.live.is_started
+    progress.close()
+    assert not bar.live.is_started
+
+
+def test_every_rank_knows_the_latest_values_and_only_the_first_writes_them(tmp_path: Path) -> None:
+    for enabled in (False, True):
+        ours = loggers(tmp_path, enabled=enabled)
+        ours.write({"val_loss": 1.5}, 3, 0)
+        assert ours.latest == {"val_loss": 1.5}
+        assert [row["step"] for row in read_rows(tmp_path / "metrics.csv")] == (["3"] if enabled else [])
+
+
+def test_a_logger_that_is_not_installed_is_named_with_its_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"create_wandb_logger: wandb is not installed. pip install 'nest-ssl\[wandb\]'"):
+        check_loggers(ExperimentConfig(create_tensorboard_logger=False, create_wandb_logger=True))

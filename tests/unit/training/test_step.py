@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from nest_ssl.training.step import LookBack, check_finite_weights, skip_gradient
+
+
+class Training:
+    """Steps with a given gradient, skipped or not."""
+
+    def __init__(self, name: str, **options: Any) -> None:
+        self.model = nn.Linear(3, 2)
+        make = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam, "sgd": torch.optim.SGD}[name]
+        self.optimizer: torch.optim.Optimizer = make(self.model.parameters(), lr=0.1, **options)
+
+    def step(self, value: float, *, skip: bool) -> None:
+        for parameter in self.model.parameters():
+            parameter.grad = torch.full_like(parameter, value)
+        skip_gradient(self.optimizer, torch.tensor(skip))
+        self.optimizer.step()
+
+
+def test_files_of_a_batch_that_is_not_finite_are_named_with_their_step(caplog: pytest.LogCaptureFixture) -> None:
+    look_back = LookBack(nn.Linear(1, 1), rank=3)
+    for step, loss in ((2, 1.0), (2, float("nan")), (3, 1.0), (4, float("inf"))):
+        look_back.note(step, torch.tensor(loss), [f"{step}-{loss}.wav"])
+    look_back.look(5, None)
+    named = [record.args for record in caplog.records]
+    assert named == [(3, 2, "2-nan.wav"), (3, 4, "4-inf.wav")]
+    look_back.look(6, None)
+    assert len(caplog.records) == 2  # each is named once
+
+
+def test_statistics_that_a_batch_has_spoilt_are_repaired() -> None:
+    model = nn.BatchNorm1d(2)
+    look_back = LookBack(model, rank=0)
+    model.get_buffer("running_mean").fill_(3.0)
+    look_back.note(0, torch.tensor(1.0), [])
+    look_back.look(1, None)
+    model.get_buffer("running_mean").fill_(float("nan"))
+    look_back.note(1, torch.tensor(float("nan")), [])
+    look_back.look(2, None)
+    assert model.get_buffer("running_mean").tolist() == [3.0, 3.0]
+
+
+def test_a_run_that_does_not_recover_ends() -> None:
+    look_back = LookBack(nn.Linear(1, 1), rank=0)
+    look_back.note(40, torch.tensor(float("nan")), [])
+    with pytest.raises(RuntimeError, match="step 40: no finite gradient for 20 steps in a row"):
+        look_back.look(40, torch.tensor(20))
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_an_optimizer_resumes_from_one_that_was_fused_or_not(fused: bool) -> None:
+    before, after = Training("adamw", fused=fused), Training("adamw", fused=not fused)
+    before.step(1.0, skip=False)
+    after.model.load_state_dict(before.model.state_dict())
+    after.optimizer.load_state_dict(copy.deepcopy(before.optimizer.state_dict()))
+    for training in (before, after):
+        training.step(float("nan"), skip=True)
+        training.step(2.0, skip=False)
+    assert torch.equal(before.model.weight, after.model.weight)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_the_first_momentum_after_a_skipped_step_is_the_gradient(fused: bool) -> None:
+    training = Training("sgd", fused=fused, momentum=0.9)
+    training.step(float("nan"), skip=True)
+    weight = training.model.weight.detach().clone()
+    training.step(1.0, skip=False)
+    torch.testing.assert_close(training.model.weight, weight - 0.1)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_skipped_step_changes_neither_weights_nor_state(fused: bool, bad: float) -> None:
+    training = Training("adamw", fused=fused)
+    model, optimizer, step = training.model, training.optimizer, training.step
+    step(1.0, skip=False)
+    weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict()["state"])
+    step(bad, skip=True)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, weights[name])
+    for place, values in optimizer.state_dict()["state"].items():
+        for name, value in values.items():
+            assert torch.equal(value, state[place][name]), name
+    step(1.0, skip=False)
+    assert not torch.equal(model.weight, weights["weight"])
+
+
+def test_weights_that_are_not_finite_are_not_to_be_written() -> None:
+    check_finite_weights({"a": torch.ones(3), "steps": torch.tensor(4)}, "x.ckpt")
+    with pytest.raises(RuntimeError, match=r"x\.ckpt: not written, since 1 of 2 tensors are not finite \(b, …\)"):
+        check_finite_weights({"a": torch.ones(3), "b": torch.tensor([1.0, float("nan")])}, "x.ckpt")

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from nest_ssl.config import DatasetConfig
+from nest_ssl.training.validation import validation_sets
+
+ONE = DatasetConfig(manifest_filepath="a.jsonl,b.jsonl", batch_size=2)
+
+
+def test_a_list_of_manifests_is_one_set_each_named_by_its_file() -> None:
+    several = dataclasses.replace(ONE, manifest_filepath=["x/dev.jsonl", "x/test.json", "y/dev.jsonl"])
+    sets = validation_sets(several)
+    assert {name: one.manifest_filepath for name, one in sets.items()} == {
+        "dev": "x/dev.jsonl",
+        "test": "x/test.json",
+        "dev_2": "y/dev.jsonl",
+    }
+
+
+def test_manifests_that_belong_together_are_one_set_without_a_name() -> None:
+    mixed = dataclasses.replace(ONE, manifest_filepath=["a.jsonl", "b.jsonl"], is_concat=True)
+    alone = dataclasses.replace(ONE, manifest_filepath=["a.jsonl"])
+    for config in (ONE, mixed, alone):
+        assert validation_sets(config) == {"": config}
+
+
+def test_no_manifest_is_no_set() -> None:
+    assert validation_sets(None) == {}
+    assert validation_sets(dataclasses.replace(ONE, manifest_filepath=None)) == {}
+
+
+def test_shards_come_with_their_manifests() -> None:
+    tarred = dataclasses.replace(
+        ONE, manifest_filepath=["a.json", "b.json"], is_tarred=True, tarred_audio_filepaths=["a.tar", "b.tar"]
+    )
+    assert [one.tarred_audio_filepaths for one in validation_sets(tarred).values()] == ["a.tar", "b.tar"]
+    with pytest.raises(ValueError, match="tarred_audio_filepaths must be a list of as many"):
+        validation_sets(dataclasses.replace(tarred, tarred_audio_filepaths="a.tar"))

@@ -1,0 +1,48 @@
+"""What is kept of an exception."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from nest_ssl.launch.ranks import tasks_per_node
+from nest_ssl.watchdog.judge.failure import read_failures, write_failure
+
+
+def raised(act: object) -> BaseException:
+    try:
+        act()  # type: ignore[operator]
+    except Exception as error:
+        return error
+    raise AssertionError("it did not raise")
+
+
+def test_the_first_failure_of_a_rank_is_kept(tmp_path: Path) -> None:
+    write_failure(tmp_path, 1, raised(lambda: {"b": 1}["a"]), ["a batch"])
+    write_failure(tmp_path, 1, raised(lambda: [][3]), [])
+    failure = read_failures(tmp_path)[1]
+    assert (failure.type, failure.message, failure.context) == ("KeyError", "'a'", ["a batch"])
+    assert failure.innermost_frames[0].startswith("<lambda> (judge/test_failure.py:")
+
+
+def test_a_traceback_is_shown_without_the_frames_of_packages(tmp_path: Path) -> None:
+    error = raised(lambda: torch.nn.Linear(3, 4)(torch.zeros(2, 2)))
+    shown = write_failure(tmp_path, 0, error, []).short_traceback
+    assert "test_failure.py" in shown
+    assert "torch/nn" not in shown
+    assert "calls of installed packages" in shown
+    assert shown.endswith(str(error))
+
+
+@pytest.mark.parametrize(
+    ("act", "is_plain"),
+    [
+        (lambda: tasks_per_node("4x2"), True),  # nest-ssl's own ValueError
+        (lambda: Path("/nowhere").read_text(), True),
+        (lambda: int("a"), False),
+    ],
+)
+def test_an_error_that_nest_ssl_raised_for_its_user_is_plain(tmp_path: Path, act: object, is_plain: bool) -> None:
+    assert write_failure(tmp_path, 0, raised(act), []).is_plain is is_plain

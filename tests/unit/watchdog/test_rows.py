@@ -1,0 +1,63 @@
+"""Rows: what the monitor knows about a rank at one look, and how long the rank may take."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from nest_ssl.watchdog.beacon import Beacon, RankMark, WorkerMark
+from nest_ssl.watchdog.judge.blame import is_suspicious
+from nest_ssl.watchdog.rank import Stage
+from nest_ssl.watchdog.rows import Limits, RankRow, local_rows
+
+
+@pytest.fixture
+def beacon(tmp_path: Path) -> Beacon:
+    return Beacon.create(tmp_path / "beacon", local_ranks=2, first_rank=4, world_size=8, workers_per_rank=3)
+
+
+def test_limits_grow_with_what_a_stage_usually_takes(beacon: Beacon) -> None:
+    limits = Limits(floor_s=3.0, init_s=60.0)
+    mark = RankMark(beacon, 0)
+    mark.take()
+
+    def limit_s(stage: Stage) -> float:
+        mark.enter(stage)
+        return local_rows(beacon, limits, 0)[0].limit_s
+
+    assert limit_s(Stage.INIT) == 60.0
+    assert limit_s(Stage.ENCODER) == 60.0  # the first step may compile
+    mark.finish_step(1, counts=False)
+    assert limit_s(Stage.ENCODER) == 3.0
+    mark._spent_ns[Stage.ENCODER] = 2_000_000_000
+    mark.finish_step(2)
+    assert 10.0 <= limit_s(Stage.ENCODER) <= 12.5
+    assert limit_s(Stage.CHECKPOINT) == 30.0
+
+
+def test_rows_travel_as_json(beacon: Beacon) -> None:
+    RankMark(beacon, 0).take()
+    WorkerMark(beacon, 0, 0, -1).reads("/a.wav")
+    first = local_rows(beacon, Limits(3, 60), 2)[0]
+    assert RankRow.from_json(first.to_json()) == first
+    assert first.node == 2
+    assert [worker.path for worker in first.workers] == ["/a.wav"]
+
+
+def test_a_slot_is_ignored_once_another_process_has_its_pid(beacon: Beacon) -> None:
+    rank, worker = RankMark(beacon, 0), WorkerMark(beacon, 0, 1, 0)
+    rank.take()
+    rank.enter(Stage.DATA)
+    time.sleep(0.6)  # what was prefetched is used up
+
+    def waits_for_a_file() -> bool:
+        return is_suspicious(local_rows(beacon, Limits(3.0, 60.0), 0), floor_s=0.0)
+
+    worker.reads("/a.wav")
+    assert waits_for_a_file()
+    worker._birthmark += 1  # this process was not started when the one that wrote was
+    worker.reads("/a.wav")
+    assert local_rows(beacon, Limits(3.0, 60.0), 0)[0].workers[0].process == ""
+    assert not waits_for_a_file()
