@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import distributed, multiprocessing
+from torch import distributed
+from torch.multiprocessing.spawn import spawn
 
 from nest_ssl.training.parallel import World
 
@@ -18,7 +19,7 @@ OnRank = Callable[..., Any]
 def on_ranks(function: OnRank, size: int, *arguments: Any) -> list[Any]:
     """What `function(world, *arguments)` returns on each of `size` ranks; it must be importable."""
     with tempfile.TemporaryDirectory() as folder:
-        multiprocessing.spawn(_rank, (function, size, arguments, folder), nprocs=size)  # type: ignore[no-untyped-call]
+        spawn(_rank, (function, size, arguments, folder), nprocs=size)
         return [torch.load(Path(folder, f"{rank}.pt"), weights_only=False) for rank in range(size)]
 
 

@@ -1,4 +1,4 @@
-"""Every field of `trainer:` that works, in real runs of a tiny model. tests/unit/training/test_trainer.py has the table."""
+"""Every field of `trainer:` that works, in real runs of a tiny model; the table is in unit/training/test_trainer.py."""
 
 from __future__ import annotations
 
@@ -32,6 +32,19 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return dict(load(run / "checkpoints" / f"{run.name}.nemo").state_dict())
 
 
+def count_validation_batches(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The number of batches of each validation from now on."""
+    counts: list[float] = []
+    real = Validation._metrics
+
+    def count(self: Validation, sums: list[Any]) -> dict[str, float]:
+        counts.append(float(sums[0].num_batches))
+        return real(self, sums)
+
+    monkeypatch.setattr(Validation, "_metrics", count)
+    return counts
+
+
 @pytest.mark.parametrize(
     ("options", "at"),
     [
@@ -60,17 +73,8 @@ def test_an_interval_longer_than_an_epoch_is_refused_with_the_way_out(corpus: Pa
         train(corpus, tmp_path, "run", "trainer.val_check_interval=7")
 
 
-def test_limited_validation_uses_so_many_batches(
-    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counts: list[float] = []
-    real = Validation._metrics
-
-    def count(self: Validation, sums: list[Any]) -> dict[str, float]:
-        counts.append(float(sums[0].num_batches))
-        return real(self, sums)
-
-    monkeypatch.setattr(Validation, "_metrics", count)
+def test_limited_validation_uses_so_many_batches(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = count_validation_batches(monkeypatch)
     for name, limit in (("all", "null"), ("one", "1"), ("half", "0.5")):
         train(corpus, tmp_path, name, "trainer.max_steps=6", f"trainer.limit_val_batches={limit}")
     assert counts == [2, 1, 1]
@@ -133,7 +137,9 @@ def test_precisions_train_to_nearly_the_same_losses(
     corpus: Path, tmp_path: Path, precision: str, tolerance: float
 ) -> None:
     full = losses(train(corpus, tmp_path, "full", "trainer.max_steps=4") / "metrics.csv")
-    low = losses(train(corpus, tmp_path, "low", "trainer.max_steps=4", f"trainer.precision={precision}") / "metrics.csv")
+    low = losses(
+        train(corpus, tmp_path, "low", "trainer.max_steps=4", f"trainer.precision={precision}") / "metrics.csv"
+    )
     assert low != full
     for step, value in full.items():
         assert float(low[step]) == pytest.approx(float(value), rel=tolerance)
@@ -173,9 +179,7 @@ def test_a_run_does_not_stop_before_its_least_length(corpus: Path, tmp_path: Pat
     assert len(losses(run / "metrics.csv")) == steps
 
 
-def test_the_reason_of_a_stop_is_logged(
-    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_reason_of_a_stop_is_logged(corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     train(corpus, tmp_path, "run", *stop_early(), "trainer.max_steps=40")
     assert "stopped after step 12: val_loss has not improved on" in caplog.text
@@ -233,11 +237,7 @@ def test_a_summary_of_the_model_is_logged_on_request(
 def test_a_dry_run_trains_and_validates_so_many_batches(
     corpus: Path, tmp_path: Path, runs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    counts: list[float] = []
-    real = Validation._metrics
-    monkeypatch.setattr(
-        Validation, "_metrics", lambda self, sums: counts.append(float(sums[0].num_batches)) or real(self, sums)
-    )
+    counts = count_validation_batches(monkeypatch)
     run = train(corpus, tmp_path, "run", f"trainer.fast_dev_run={runs}")
     assert counts == [min(runs, 2)]
     assert not (run / "metrics.csv").exists()

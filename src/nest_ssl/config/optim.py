@@ -8,8 +8,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nest_ssl import plugins
 from nest_ssl.config.checks import at_least, known_name, not_supported, probability
+from nest_ssl.plugins import optimizers, schedules
 
 log = logging.getLogger(__name__)
 
@@ -77,10 +77,10 @@ class ScheduleConfig:
 
     def __post_init__(self) -> None:
         where = "optim.sched"
-        if plugins.schedules.find(self.name, SCHEDULES) is None:
+        if schedules.find(self.name, SCHEDULES) is None:
             if self.name in _NEMO_SCHEDULES:
                 not_supported(f"{where}.name", self.name, f"use one of {', '.join(SCHEDULES)}")
-            known_name(f"{where}.name", self.name, [*SCHEDULES, *plugins.schedules.names()])
+            known_name(f"{where}.name", self.name, [*SCHEDULES, *schedules.names()])
             _only_options_of(where, self.name, self.options(), SCHEDULES)
         for what in ("warmup", "constant"):
             steps, ratio = getattr(self, f"{what}_steps"), getattr(self, f"{what}_ratio")
@@ -154,11 +154,11 @@ class OptimConfig:
     """Further arguments of an optimizer that another package has registered."""
 
     def __post_init__(self) -> None:
-        is_plugin = plugins.optimizers.find(self.name, OPTIMIZERS) is not None
+        is_plugin = optimizers.find(self.name, OPTIMIZERS) is not None
         if not is_plugin:
             if self.name in _NEMO_OPTIMIZERS:
                 not_supported("optim.name", self.name, f"use one of {', '.join(OPTIMIZERS)}")
-            known_name("optim.name", self.name, [*OPTIMIZERS, *plugins.optimizers.names()])
+            known_name("optim.name", self.name, [*OPTIMIZERS, *optimizers.names()])
             _only_options_of("optim", self.name, self.options(), OPTIMIZERS)
         at_least("optim.lr", self.lr, 0)
         for key in ("betas", "etas", "step_sizes"):
@@ -182,7 +182,11 @@ class OptimConfig:
 
     def as_nemo_writes_it(self) -> dict[str, Any]:
         """Only what NeMo can hand to its optimizer and schedule: it passes every key on, nulls too."""
-        section = {"name": self.name, "lr": self.lr, **_given(self, leave_out={"name", "lr", "sched", "fused", "extra"})}
+        section = {
+            "name": self.name,
+            "lr": self.lr,
+            **_given(self, leave_out={"name", "lr", "sched", "fused", "extra"}),
+        }
         del section["no_decay_on_norms_and_biases"]
         if self.sched is not None:
             section["sched"] = _given(self.sched, leave_out={"last_epoch", "extra"})

@@ -14,8 +14,8 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from nest_ssl import plugins
 from nest_ssl.config import ScheduleConfig
+from nest_ssl.plugins import schedules
 
 log = logging.getLogger(__name__)
 
@@ -209,7 +209,7 @@ SCHEDULE_CLASSES: dict[str, type[Schedule]] = {
 def build_schedule(optimizer: Optimizer, cfg: ScheduleConfig, max_steps: int | None = None) -> Schedule:
     """The schedule of the `optim.sched:` section; `max_steps` is the trainer's, for where the section has none."""
     trainer_steps = max_steps if max_steps is not None and max_steps > 0 else None
-    make = plugins.schedules.find(cfg.name, SCHEDULE_CLASSES) or SCHEDULE_CLASSES[cfg.name]
+    make = schedules.find(cfg.name, SCHEDULE_CLASSES) or SCHEDULE_CLASSES[cfg.name]
     schedule: Schedule = make(
         optimizer,
         max_steps=cfg.max_steps if cfg.max_steps is not None else trainer_steps,
