@@ -16,15 +16,14 @@ import torch
 from torch import Tensor
 
 from nest_ssl.config import DatasetConfig, NestConfig, parse
-from nest_ssl.config.parse import MISSING
 from nest_ssl.config.unused import unused_keys
 from nest_ssl.data import AudioNoiseBatch, PlannedLoader, build_loader
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
 from nest_ssl.nemo_file import nemo_config
 from nest_ssl.training.optimizers import build_optimizer
 from nest_ssl.training.schedules import build_schedule
-from nest_ssl.training.seeding import Stage, seed_everything
-from nest_ssl.training.validation_sets import validation_sets
+from nest_ssl.training.step import Use, seed_everything, tensors_of
+from nest_ssl.training.validation import has_data, validation_sets
 
 try:
     import lightning.pytorch as pl
@@ -46,7 +45,7 @@ class PretrainingModule(pl.LightningModule):
     def __init__(self, cfg: NestConfig, model: EncDecDenoiseMaskedTokenPredModel | None = None) -> None:
         super().__init__()
         if model is None:
-            seed_everything(cfg.seed, Stage.WEIGHTS)
+            seed_everything(cfg.seed, Use.WEIGHTS)
             model = EncDecDenoiseMaskedTokenPredModel(cfg.model)
         self.cfg = cfg
         self.model = model
@@ -73,6 +72,12 @@ class PretrainingModule(pl.LightningModule):
         self.validation_ds = parse(DatasetConfig, config, "model.validation_ds", unused_keys())
 
     def setup(self, stage: str) -> None:
+        """Refuse, on several ranks, what works only in our own loop."""
+        if self.world_size > 1 and self.cfg.watchdog.enabled is not False:
+            raise ValueError(
+                "watchdog.enabled: Lightning's loop does not report its progress to the watchdog, which would take the "
+                "ranks for stalled after watchdog.init_s. Add watchdog.enabled=false."
+            )
         if self.world_size > 1 and self.trainer._accelerator_connector.use_distributed_sampler:
             raise ValueError(
                 "trainer.use_distributed_sampler: the batch plan already gives each rank its own batches, and "
@@ -81,7 +86,7 @@ class PretrainingModule(pl.LightningModule):
 
     def train_dataloader(self) -> PlannedLoader:
         config = self.train_ds
-        if config is None or (config.manifest_filepath in (None, MISSING) and not config.use_lhotse):
+        if config is None or not has_data(config):
             raise ValueError("model.train_ds.manifest_filepath: no manifest. Set it, or call setup_training_data.")
         return self._loader(config, same_every_epoch=False)
 
@@ -108,7 +113,7 @@ class PretrainingModule(pl.LightningModule):
     # ---- steps: seeded by their place in the run, so that masks and dropout are those of `nest-ssl pretrain` ----
 
     def on_train_batch_start(self, batch: AudioNoiseBatch, batch_idx: int) -> None:
-        seed_everything(self.cfg.seed, Stage.TRAIN, self.current_epoch, batch_idx, self.global_rank)
+        seed_everything(self.cfg.seed, Use.TRAIN, self.current_epoch, batch_idx, self.global_rank)
 
     def training_step(self, batch: AudioNoiseBatch, batch_idx: int) -> Tensor:
         loss = self._loss(batch)
@@ -117,7 +122,7 @@ class PretrainingModule(pl.LightningModule):
         return loss
 
     def on_validation_batch_start(self, batch: AudioNoiseBatch, batch_idx: int, dataloader_idx: int = 0) -> None:
-        seed_everything(self.cfg.seed, Stage.VALIDATION, dataloader_idx, batch_idx, self.global_rank)
+        seed_everything(self.cfg.seed, Use.VALIDATION, dataloader_idx, batch_idx, self.global_rank)
 
     def validation_step(self, batch: AudioNoiseBatch, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
         loss = self._loss(batch)
@@ -134,11 +139,7 @@ class PretrainingModule(pl.LightningModule):
         self._val_losses = {name: [] for name in self._val_losses}
 
     def _loss(self, batch: AudioNoiseBatch) -> Tensor:
-        assert batch.audio is not None
-        assert batch.audio_len is not None
-        assert batch.noisy_audio is not None
-        assert batch.noisy_audio_len is not None
-        return self.model.masked_loss(batch.audio, batch.audio_len, batch.noisy_audio, batch.noisy_audio_len).loss
+        return self.model.masked_loss(*tensors_of(batch)).loss
 
     # ---- optimizer, checkpoints ----
 
