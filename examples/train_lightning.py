@@ -3,27 +3,27 @@
     pip install 'nest-ssl[lightning]'
     python examples/train_lightning.py model.train_ds.manifest_filepath=train.jsonl \
         model.validation_ds.manifest_filepath=valid.jsonl trainer.max_steps=1000
-    python examples/train_lightning.py … trainer.devices=2 trainer.strategy=ddp
+    python examples/train_lightning.py … trainer.devices=2 trainer.strategy=ddp watchdog.enabled=false
 
-The overrides are those of `nest-ssl pretrain`, and the losses are the same. On several CPU ranks add
-trainer.sync_batchnorm=false: torch synchronises batch norms on GPUs only.
+The overrides are those of `nest-ssl pretrain`, and the losses are the same. Several ranks need
+watchdog.enabled=false, since Lightning's loop does not report its progress to the watchdog; on CPUs
+also trainer.sync_batchnorm=false, since Lightning synchronises batch norms on GPUs only.
 """
 
 from __future__ import annotations
-
-import sys
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 
-from nest_ssl.checkpoint.initialize import maybe_init_from_pretrained_checkpoint
-from nest_ssl.config import NestConfig, compose
+from nest_ssl.config import NestConfig
 from nest_ssl.lightning import PretrainingModule
+from nest_ssl.training import hydra_runner, maybe_init_from_pretrained_checkpoint
 
 
+@hydra_runner(config_path="../src/nest_ssl/config/yaml", config_name="nest_fast-conformer")
 def main(cfg: NestConfig) -> None:
-    trainer = pl.Trainer(**vars(cfg.trainer))
+    trainer = pl.Trainer(**cfg.trainer)
     use_run_folder(trainer, cfg)
     module = PretrainingModule(cfg)
     maybe_init_from_pretrained_checkpoint(module.model, cfg)
@@ -40,4 +40,4 @@ def use_run_folder(trainer: pl.Trainer, cfg: NestConfig) -> None:
 
 
 if __name__ == "__main__":
-    main(compose("nest_fast-conformer", sys.argv[1:]))
+    main()

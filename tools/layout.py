@@ -275,23 +275,40 @@ def training_step() -> Callable[[], object]:
 
     from nest_ssl import EncDecDenoiseMaskedTokenPredModel
     from nest_ssl.config import compose
+    from nest_ssl.data import AudioNoiseBatch
+    from nest_ssl.fast.engine import accelerate
     from nest_ssl.training.optimizers import build_optimizer
+    from nest_ssl.training.parallel import World
     from nest_ssl.training.schedules import build_schedule
+    from nest_ssl.training.step import Clipping, TrainStep, Use, seed_everything
+    from nest_ssl.training.watching import Watch
 
     cfg = compose(overrides=SMALL_MODEL)
     model = EncDecDenoiseMaskedTokenPredModel(cfg.model).train()
     optimizer = build_optimizer(model, cfg.model.optim)
     assert cfg.model.optim.sched is not None
     schedule = build_schedule(optimizer, cfg.model.optim.sched, cfg.trainer.max_steps)
-    audio_BN, length_B = 0.1 * torch.randn(2, 32_000), torch.tensor([32_000, 28_000])
-    noisy_BN = audio_BN + 0.01 * torch.randn(2, 32_000)
+    update = TrainStep(
+        model,
+        accelerate(model),
+        optimizer,
+        schedule,
+        World(),
+        Watch(),
+        clipping=Clipping(cfg.trainer.gradient_clip_val),
+    )
+    length_B = torch.tensor([32_000, 28_000])
+    batch = AudioNoiseBatch(
+        audio=0.1 * torch.randn(2, 32_000),
+        audio_len=length_B,
+        noise=0.01 * torch.randn(2, 32_000),
+        noise_len=length_B,
+        noisy_audio_len=length_B,
+    )
 
     def step() -> None:
-        optimizer.zero_grad()
-        model.masked_loss(audio_BN, length_B, noisy_BN, length_B).loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
+        seed_everything(cfg.seed, Use.TRAIN, 0, 0, 0)
+        update(batch.to("cpu").mixed(), begins=True, updates=True, step=0)
 
     return step
 

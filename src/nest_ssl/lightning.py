@@ -16,15 +16,14 @@ import torch
 from torch import Tensor
 
 from nest_ssl.config import DatasetConfig, NestConfig, parse
-from nest_ssl.config.parse import MISSING
 from nest_ssl.config.unused import unused_keys
 from nest_ssl.data import AudioNoiseBatch, PlannedLoader, build_loader
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
 from nest_ssl.nemo_file import nemo_config
 from nest_ssl.training.optimizers import build_optimizer
 from nest_ssl.training.schedules import build_schedule
-from nest_ssl.training.step import Use, seed_everything
-from nest_ssl.training.validation import validation_sets
+from nest_ssl.training.step import Use, seed_everything, tensors_of
+from nest_ssl.training.validation import has_data, validation_sets
 
 try:
     import lightning.pytorch as pl
@@ -73,6 +72,12 @@ class PretrainingModule(pl.LightningModule):
         self.validation_ds = parse(DatasetConfig, config, "model.validation_ds", unused_keys())
 
     def setup(self, stage: str) -> None:
+        """Refuse, on several ranks, what works only in our own loop."""
+        if self.world_size > 1 and self.cfg.watchdog.enabled is not False:
+            raise ValueError(
+                "watchdog.enabled: Lightning's loop does not report its progress to the watchdog, which would take the "
+                "ranks for stalled after watchdog.init_s. Add watchdog.enabled=false."
+            )
         if self.world_size > 1 and self.trainer._accelerator_connector.use_distributed_sampler:
             raise ValueError(
                 "trainer.use_distributed_sampler: the batch plan already gives each rank its own batches, and "
@@ -81,7 +86,7 @@ class PretrainingModule(pl.LightningModule):
 
     def train_dataloader(self) -> PlannedLoader:
         config = self.train_ds
-        if config is None or (config.manifest_filepath in (None, MISSING) and not config.use_lhotse):
+        if config is None or not has_data(config):
             raise ValueError("model.train_ds.manifest_filepath: no manifest. Set it, or call setup_training_data.")
         return self._loader(config, same_every_epoch=False)
 
@@ -134,11 +139,7 @@ class PretrainingModule(pl.LightningModule):
         self._val_losses = {name: [] for name in self._val_losses}
 
     def _loss(self, batch: AudioNoiseBatch) -> Tensor:
-        assert batch.audio is not None
-        assert batch.audio_len is not None
-        assert batch.noisy_audio is not None
-        assert batch.noisy_audio_len is not None
-        return self.model.masked_loss(batch.audio, batch.audio_len, batch.noisy_audio, batch.noisy_audio_len).loss
+        return self.model.masked_loss(*tensors_of(batch)).loss
 
     # ---- optimizer, checkpoints ----
 

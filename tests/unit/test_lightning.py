@@ -11,7 +11,8 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-import nest_ssl
+from nest_ssl import EncDecDenoiseMaskedTokenPredModel
+from nest_ssl.checkpoint.load import load
 from nest_ssl.config import NestConfig, compose
 from nest_ssl.lightning import PretrainingModule
 from tests.integration.runs import arguments, make_corpus
@@ -50,8 +51,15 @@ def test_ranks_are_those_of_the_trainer() -> None:
     assert (module.world_size, module.global_rank, module.local_rank) == (2, 0, 0)
 
 
-def test_lightnings_sampler_is_refused_on_two_ranks() -> None:
+def test_the_watchdog_is_refused_on_two_ranks() -> None:
     module = PretrainingModule(config())
+    module.trainer = trainer(2, "ddp", use_distributed_sampler=False)
+    with pytest.raises(ValueError, match=r"Add watchdog.enabled=false"):
+        module.setup("fit")
+
+
+def test_lightnings_sampler_is_refused_on_two_ranks() -> None:
+    module = PretrainingModule(config("watchdog.enabled=false"))
     module.trainer = trainer(2, "ddp")
     with pytest.raises(ValueError, match=r"Use Trainer\(use_distributed_sampler=False\)"):
         module.setup("fit")
@@ -59,7 +67,7 @@ def test_lightnings_sampler_is_refused_on_two_ranks() -> None:
     module.setup("fit")
 
 
-def test_lightnings_sampler_does_not_matter_on_one_rank() -> None:
+def test_one_rank_may_have_both() -> None:
     module = PretrainingModule(config())
     module.trainer = trainer()
     module.setup("fit")
@@ -74,7 +82,7 @@ def test_the_seed_decides_the_weights() -> None:
 
 def test_a_given_model_is_used_as_it_is() -> None:
     cfg = config()
-    model = nest_ssl.EncDecDenoiseMaskedTokenPredModel(cfg.model)
+    model = EncDecDenoiseMaskedTokenPredModel(cfg.model)
     assert PretrainingModule(cfg, model).model is model
 
 
@@ -103,14 +111,12 @@ def test_no_manifest_is_an_error_that_names_the_key() -> None:
 
 def test_a_checkpoint_has_nemos_names_and_both_nest_ssl_and_the_module_load_it(tmp_path: Path) -> None:
     module = PretrainingModule(config())
-    loop = trainer()
-    loop.strategy.connect(module)
     checkpoint = {"state_dict": module.state_dict()}
     module.on_save_checkpoint(checkpoint)
     assert list(checkpoint["state_dict"]) == list(module.model.state_dict())
 
     torch.save(checkpoint, tmp_path / "x.ckpt")
-    loaded = nest_ssl.load(tmp_path / "x.ckpt").state_dict()
+    loaded = load(tmp_path / "x.ckpt").state_dict()
     assert all(torch.equal(value, module.model.state_dict()[name]) for name, value in loaded.items())
 
     module.on_load_checkpoint(checkpoint)

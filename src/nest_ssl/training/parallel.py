@@ -30,6 +30,8 @@ BUCKET_BYTES = 25 * 2**20
 """Gradients per collective: large enough for the bandwidth of a network, small enough to copy while another travels."""
 ASK_EVERY_N_STEPS = 10
 """How often several ranks look what rank 0's clock says."""
+KEEP_ANSWERS = 100
+"""Old answers in the store: a rank whose host is behind, by as many steps as a GPU can queue, still finds its own."""
 
 
 # ---- who and where ----
@@ -114,8 +116,8 @@ def joined(config: TrainerConfig, facts: RankFacts) -> Iterator[World]:
 class FirstRanksClock:
     """Answers of rank 0's clock, given to all ranks at the same step without a collective.
 
-    Rank 0 writes its answer into the store after every tenth step; all ranks read it ten steps later. Ranks are never
-    more than a step apart, since they exchange gradients, so the answer is there.
+    Rank 0 writes its answer into the store after every tenth step; all ranks read it ten steps later, and wait for it
+    where their hosts are ahead of rank 0's.
     """
 
     def __init__(self, world: World) -> None:
@@ -135,7 +137,7 @@ class FirstRanksClock:
         store = distributed.distributed_c10d._get_default_store()
         if self.world.is_first:
             store.set(f"nest-ssl/clock/{step}", str(now))
-            store.delete_key(f"nest-ssl/clock/{step - 2 * ASK_EVERY_N_STEPS}")
+            store.delete_key(f"nest-ssl/clock/{step - KEEP_ANSWERS * ASK_EVERY_N_STEPS}")
         if not self._asked:
             self._asked = True
             return 0

@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from nest_ssl.data import AudioNoiseBatch
 from nest_ssl.fast.engine import Batch, Objective
+from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
 from nest_ssl.objective import MaskedPrediction
 from nest_ssl.training.ema import Average
 from nest_ssl.training.parallel import GradientExchange, World, gradient_norm, is_sharded
@@ -73,7 +74,7 @@ class TrainStep:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: EncDecDenoiseMaskedTokenPredModel,
         objective: Objective,
         optimizer: Optimizer,
         schedule: LRScheduler | None,
@@ -88,7 +89,7 @@ class TrainStep:
         self.objective, self.optimizer, self.schedule, self.watch = objective, optimizer, schedule, watch
         self.accumulate, self.clipping, self.scaler, self.average = accumulate, clipping or Clipping(), scaler, average
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self._exchange = None if is_sharded(model) else GradientExchange(self.parameters, world)
+        self._exchange = None if is_sharded(model) else GradientExchange(_reached(model, self.parameters), world)
         self.in_a_row: Tensor | None = None
         """Skipped steps in a row, on the device."""
 
@@ -132,6 +133,15 @@ class TrainStep:
             torch.nn.utils.clip_grad_value_(self.parameters, self.clipping.most)
         else:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, self.clipping.most, norm)
+
+
+def _reached(model: EncDecDenoiseMaskedTokenPredModel, parameters: list[nn.Parameter]) -> list[nn.Parameter]:
+    """Parameters that can have a gradient: the targets have none, even if the quantizer is not frozen.
+
+    A gradient of zero in its place would let weight decay move the codebooks.
+    """
+    of_targets = {id(parameter) for parameter in model.quantizer.parameters()}
+    return [parameter for parameter in parameters if id(parameter) not in of_targets]
 
 
 def skip_gradient(optimizer: Optimizer, skip: Tensor) -> None:
