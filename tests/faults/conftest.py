@@ -1,4 +1,4 @@
-"""One corpus and one undisturbed run, shared by all tests of faults."""
+"""One corpus and one undisturbed run, shared by all fault tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.faults.harness import Lab, lab_in
 from tests.integration.runs import make_corpus
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals and /proc of Linux")
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs Linux signals and /proc")
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +24,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def whole(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run on two ranks that was never disturbed."""
+    """The folder of an undisturbed run on two ranks."""
     folder = tmp_path_factory.mktemp("whole")
     with lab_in(corpus, folder) as lab:
         run = lab.start().wait()

@@ -1,4 +1,4 @@
-"""Runs of the real program with a fault in them, and what must hold of every one that ends."""
+"""Run the real program with a fault in it, and check what must hold for every run that ends."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ FLOOR_S = 3.0
 
 
 def noise_s() -> float:
-    """What a busy machine adds to every limit: more, the more processes share its cores. docs/faults.md is without."""
+    """The seconds a busy machine adds to every limit, by its load. The limits in docs/faults.md do not include it."""
     return 1.5 * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 @dataclass
 class Run:
-    """A run of the program, going or over."""
+    """A run of the program, in progress or finished."""
 
     process: subprocess.Popen[bytes]
     run_dir: Path
@@ -41,7 +41,7 @@ class Run:
     corpus: Path
     ended_at: float = 0.0
     struck_at: float | None = None
-    """Set by a test that strikes from outside; else the fault's own note counts."""
+    """Set by a test that injects the fault from outside; otherwise the fault's own note counts."""
 
     @property
     def stderr(self) -> str:
@@ -69,17 +69,17 @@ class Run:
 
     @property
     def struck(self) -> float:
-        """Wall-clock time at which the fault struck."""
+        """Wall-clock time of the fault."""
         return self.struck_at if self.struck_at is not None else float(self.note.read_text())
 
     @property
     def reported_s(self) -> float:
-        """From the fault to the report."""
+        """Seconds from the fault to the report."""
         (path,) = (self.run_dir / "incidents").glob("*.json")
         return path.stat().st_mtime - self.struck
 
     def status(self) -> dict[str, Any]:
-        """What the monitor last wrote of the ranks, once it has seen all of them."""
+        """The monitor's latest status of the ranks, once it has seen all of them."""
         path = self.run_dir / "watchdog" / "node0.json"
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
@@ -98,7 +98,7 @@ class Run:
             time.sleep(0.02)
 
     def survivors(self) -> list[str]:
-        """Processes of this run that still live, by the mark in their environment."""
+        """Processes of this run that are still alive, found by the token in their environment."""
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
@@ -111,7 +111,7 @@ class Run:
 
 @dataclass
 class Lab:
-    """Where the runs of one test take place."""
+    """The folder and the runs of one test."""
 
     corpus: Path
     folder: Path
@@ -127,7 +127,7 @@ class Lab:
         env: dict[str, str] | None = None,
         name: str = "run",
     ) -> Run:
-        """Start a run with `fault`, 'NAME RANK STEP', in it."""
+        """Start a run with the given fault, 'NAME RANK STEP'."""
         token = f"nest-test-{uuid.uuid4().hex}"
         variables = {
             **os.environ,
@@ -161,7 +161,7 @@ class Lab:
         return run
 
     def resume(self, run: Run) -> Run:
-        """Go on with a run by the command that its report gives, without the fault."""
+        """Resume a run with the command from its report, without the fault."""
         command = shlex.split(run.incident["resume_command"])
         assert command[1:4] == PROGRAM[1:]
         token = f"nest-test-{uuid.uuid4().hex}"
@@ -184,7 +184,7 @@ class Lab:
 
 
 def check_named(run: Run, *, ranks: list[int], stage: str, within_s: float, exit_code: int = 75) -> dict[str, Any]:
-    """The report names rank and stage, in time, on the terminal and in files; nothing is left running."""
+    """Check that the report names rank and stage in time, on the terminal and on disk, and nothing is left running."""
     incident = run.incident
     assert incident["ranks"] == ranks, incident["text"]
     assert incident["stage"] == stage, incident["text"]
@@ -212,7 +212,7 @@ def check_nothing_left(run: Run, within_s: float = 2.0) -> None:
 
 
 def check_resumes(lab: Lab, run: Run, whole: Path) -> None:
-    """The command of the report goes on to the very losses of a run that was never disturbed."""
+    """Check that the report's command resumes to exactly the losses of an undisturbed run."""
     resumed = lab.resume(run)
     assert resumed.returncode == 0, resumed.stderr[-4000:]
     check_same_losses(run, whole)
@@ -233,7 +233,7 @@ def lab_in(corpus: Path, folder: Path) -> Iterator[Lab]:
 
 
 def keep_for_the_table(run: Run, text: str, after_s: float | None = None) -> None:
-    """For `make faults`, which writes docs/faults.md from what was really read."""
+    """Save the output for `make faults`, which writes docs/faults.md from real output."""
     folder = os.environ.get("NEST_FAULT_TABLE")
     if not folder:
         return
@@ -246,7 +246,7 @@ def keep_for_the_table(run: Run, text: str, after_s: float | None = None) -> Non
 
 
 def said(run: Run, pattern: str) -> str:
-    """The lines on the terminal that the pattern matches; none is a failure of the test."""
+    """Return what the pattern matches on the terminal; fail if nothing does."""
     found = re.search(pattern, run.stderr)
     assert found is not None, run.stderr[-4000:]
     return found[0]

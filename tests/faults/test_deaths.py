@@ -1,4 +1,4 @@
-"""A rank dies or fails: the one that did is named, never the one that noticed."""
+"""A rank dies or fails: the report names that rank, never the one that noticed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.integration.runs import losses
 
 
 @pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.faults)])
-def test_row_1_a_killed_rank(lab: Lab, whole: Path, rank: int) -> None:
+def test_row_1_a_killed_rank_is_named(lab: Lab, whole: Path, rank: int) -> None:
     run = lab.start(f"encoder:kill {rank} 4").wait()
     incident = check_named(run, ranks=[rank], stage="encoder", within_s=3)
     assert "SIGKILL" in incident["cause"]
@@ -35,7 +35,7 @@ def test_row_1_a_killed_rank(lab: Lab, whole: Path, rank: int) -> None:
     check_resumes(lab, run, whole)
 
 
-def test_row_6_an_exception_on_one_rank(lab: Lab) -> None:
+def test_row_6_an_exception_on_one_rank_is_reported_once(lab: Lab) -> None:
     run = lab.start("encoder:fail 1 4").wait()
     incident = check_named(run, ranks=[1], stage="encoder", within_s=3, exit_code=1)
     assert "a bug in somebody's code" in incident["cause"]
@@ -46,13 +46,13 @@ def test_row_6_an_exception_on_one_rank(lab: Lab) -> None:
 
 
 @pytest.mark.faults
-def test_row_6_the_exception_is_gone_and_the_run_goes_on(lab: Lab, whole: Path) -> None:
+def test_row_6_the_run_resumes_once_the_exception_is_gone(lab: Lab, whole: Path) -> None:
     run = lab.start("encoder:fail 0 4").wait()
     check_named(run, ranks=[0], stage="encoder", within_s=3, exit_code=1)
     check_resumes(lab, run, whole)
 
 
-def test_row_8_a_killed_loader_process(lab: Lab) -> None:
+def test_row_8_a_killed_worker_is_named_with_its_file(lab: Lab) -> None:
     run = lab.start("loader:kill 1 9", more=("model.train_ds.num_workers=1",)).wait()
     incident = check_named(run, ranks=[1], stage="data", within_s=6)
     assert incident["file"].endswith(".wav")
@@ -61,7 +61,7 @@ def test_row_8_a_killed_loader_process(lab: Lab) -> None:
 
 
 @pytest.mark.faults
-def test_row_8_the_run_goes_on(lab: Lab, whole: Path) -> None:
+def test_row_8_the_run_resumes_after_a_killed_worker(lab: Lab, whole: Path) -> None:
     run = lab.start("loader:kill 0 9", more=("model.train_ds.num_workers=1",)).wait()
     check_named(run, ranks=[0], stage="data", within_s=6)
     check_resumes(lab, run, whole)
@@ -69,7 +69,7 @@ def test_row_8_the_run_goes_on(lab: Lab, whole: Path) -> None:
 
 @pytest.mark.faults
 @pytest.mark.parametrize("rank", [0, 1])
-def test_row_13_a_diverging_collective(lab: Lab, whole: Path, rank: int) -> None:
+def test_row_13_a_collective_that_only_one_rank_calls_is_named(lab: Lab, whole: Path, rank: int) -> None:
     run = lab.start(f"encoder:extra_all_reduce {rank} 4").wait()
     incident = check_named(run, ranks=[rank], stage="encoder", within_s=5)
     assert incident["kind"] == "diverged"
@@ -79,7 +79,7 @@ def test_row_13_a_diverging_collective(lab: Lab, whole: Path, rank: int) -> None
 
 
 @pytest.mark.faults
-def test_row_27_out_of_memory_on_one_rank(lab: Lab, whole: Path) -> None:
+def test_row_27_out_of_memory_on_one_rank_is_reported_with_advice(lab: Lab, whole: Path) -> None:
     run = lab.start("encoder:run_out_of_memory 1 4").wait()
     incident = check_named(run, ranks=[1], stage="encoder", within_s=3, exit_code=1)
     assert incident["kind"] == "out-of-memory"
@@ -89,14 +89,14 @@ def test_row_27_out_of_memory_on_one_rank(lab: Lab, whole: Path) -> None:
 
 
 @pytest.mark.faults
-def test_row_18_killed_while_saving(lab: Lab, whole: Path) -> None:
+def test_row_18_a_run_killed_while_saving_resumes(lab: Lab, whole: Path) -> None:
     run = lab.start("killed_while_saving 0 5").wait()
     incident = check_named(run, ranks=[0], stage="checkpoint", within_s=3)
     assert incident["checkpoint"] is not None
     check_resumes(lab, run, whole)
 
 
-def test_row_22_a_killed_launcher_takes_everything_with_it(lab: Lab) -> None:
+def test_row_22_all_processes_end_with_a_killed_launcher(lab: Lab) -> None:
     run = lab.start(more=("trainer.max_steps=100000", "model.train_ds.num_workers=1"))
     run.wait_for_step(1)
     assert len(run.survivors()) >= 6  # launcher, monitor, two ranks, two workers
@@ -107,7 +107,7 @@ def test_row_22_a_killed_launcher_takes_everything_with_it(lab: Lab) -> None:
 
 
 @pytest.mark.faults
-def test_row_23_a_killed_monitor_is_a_warning(lab: Lab, whole: Path) -> None:
+def test_row_23_training_continues_when_the_monitor_is_killed(lab: Lab, whole: Path) -> None:
     run = lab.start(env={"NEST_FAULT": "slow_rank all 0"})
     run.wait_for_step(0)
     os.kill(run.status()["monitor_pid"], signal.SIGKILL)
@@ -117,7 +117,7 @@ def test_row_23_a_killed_monitor_is_a_warning(lab: Lab, whole: Path) -> None:
     check_same_losses(run, whole)
 
 
-def test_row_21_preemption_saves_at_an_agreed_step(lab: Lab) -> None:
+def test_row_21_preemption_saves_at_a_step_all_ranks_agree_on(lab: Lab) -> None:
     run = lab.start(more=("trainer.max_steps=100000",))
     run.wait_for_step(3)
     asked = time.time()
@@ -134,7 +134,7 @@ def test_row_21_preemption_saves_at_an_agreed_step(lab: Lab) -> None:
 
 @pytest.mark.faults
 @pytest.mark.parametrize(("number", "to_rank"), [(signal.SIGTERM, 1), (signal.SIGUSR1, 0), (signal.SIGUSR1, None)])
-def test_row_21_whoever_is_asked_all_stop_and_resume(
+def test_row_21_a_signal_to_any_process_stops_all_ranks_resumably(
     lab: Lab, whole: Path, number: signal.Signals, to_rank: int | None
 ) -> None:
     run = lab.start(env={"NEST_FAULT": "slow_rank all 0"})
@@ -150,7 +150,7 @@ def test_row_21_whoever_is_asked_all_stop_and_resume(
 
 
 @pytest.mark.faults
-def test_row_21_every_process_is_asked_and_loader_processes_let_the_rank_save(lab: Lab, whole: Path) -> None:
+def test_row_21_a_signal_to_every_process_still_lets_the_ranks_save(lab: Lab, whole: Path) -> None:
     run = lab.start(env={"NEST_FAULT": "slow_rank all 0"}, more=("model.train_ds.num_workers=1",))
     run.wait_for_step(2)
     for line in run.survivors():  # as 'pkill -TERM' and systemd do
@@ -168,7 +168,7 @@ def test_row_21_every_process_is_asked_and_loader_processes_let_the_rank_save(la
 
 @pytest.mark.faults
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_row_21_a_run_of_one_rank_saves_and_resumes_too(lab: Lab, number: signal.Signals) -> None:
+def test_row_21_a_single_rank_saves_and_resumes_too(lab: Lab, number: signal.Signals) -> None:
     run = lab.start("slow_rank all 0", ranks=1)
     run.wait_for_step(2)
     run.process.send_signal(number)
@@ -184,13 +184,13 @@ def test_row_21_a_run_of_one_rank_saves_and_resumes_too(lab: Lab, number: signal
 
 
 @pytest.mark.faults
-def test_row_21_a_run_of_one_rank_that_may_not_save_ends_at_once(lab: Lab) -> None:
+def test_row_21_a_single_rank_that_may_not_save_ends_at_once(lab: Lab) -> None:
     more = ("exp_manager.create_preemption_callback=false", "trainer.max_steps=100000", "model.train_ds.num_workers=1")
     run = lab.start("slow_rank all 0", ranks=1, more=more)
-    run.wait_for_step(4)  # the first checkpoint is there
+    run.wait_for_step(4)  # the first checkpoint exists
     check_ends_at_once(run, signal.SIGTERM, "without saving, as configured")
     saved = torch.load(run.run_dir / "checkpoints" / "last.ckpt", map_location="meta", weights_only=True)
-    assert saved["global_step"] % 3 == 0  # as every checkpoint of these runs
+    assert saved["global_step"] % 3 == 0  # like every checkpoint of these runs
     resumed = lab.start(ranks=1).wait()
     assert resumed.returncode == 0, resumed.stderr[-4000:]
     assert f"resumed at step {saved['global_step']}" in resumed.stderr
@@ -198,7 +198,7 @@ def test_row_21_a_run_of_one_rank_that_may_not_save_ends_at_once(lab: Lab) -> No
 
 @pytest.mark.faults
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_row_21_a_run_of_one_rank_that_does_not_train_yet_ends_at_once(lab: Lab, number: signal.Signals) -> None:
+def test_row_21_a_single_rank_before_its_first_step_ends_at_once(lab: Lab, number: signal.Signals) -> None:
     run = lab.start("joins_late 0 0", ranks=1)
     deadline = time.monotonic() + 60
     while not run.note.is_file():
@@ -218,9 +218,9 @@ def check_ends_at_once(run: Run, number: signal.Signals, why: str) -> None:
 
 
 @pytest.mark.faults
-def test_max_restarts_goes_on_by_itself_until_the_same_fault_comes_again(lab: Lab) -> None:
+def test_max_restarts_resumes_until_the_same_fault_happens_again(lab: Lab) -> None:
     run = lab.start("encoder:kill 1 4", more=("launch.max_restarts=3",)).wait()
-    assert run.returncode == 1, run.stderr[-4000:]  # the fault is there in every start
+    assert run.returncode == 1, run.stderr[-4000:]  # every start has the fault
     assert "the same fault again" in run.stderr
     assert len(run.incidents()) == 2
     check_nothing_left(run)

@@ -29,7 +29,7 @@ def test_trace_shows_every_stage_of_every_rank(lab: Lab) -> None:
 
 
 @pytest.mark.faults
-def test_the_barrier_names_who_did_not_arrive(lab: Lab) -> None:
+def test_the_barrier_names_the_rank_that_did_not_arrive(lab: Lab) -> None:
     run = lab.start("preprocessor:sleep 1 4", more=("debug.barrier=true",)).wait()
     incident = check_named(run, ranks=[1], stage="preprocessor", within_s=FLOOR_S + 2)
     assert "monitoredBarrier" in incident["cause"] or incident["kind"] == "missing"

@@ -1,4 +1,4 @@
-"""The same watch under torchrun, with ranks by hand as under SLURM, and over several nodes."""
+"""The watchdog under torchrun, under SLURM (ranks started by hand), and across nodes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def start_both(lab: Lab, fault: str, variables: list[dict[str, str]], *more: str
 
 
 @pytest.mark.faults
-def test_ranks_of_slurm_are_watched_and_stop_together(lab: Lab, whole: Path) -> None:
+def test_slurm_ranks_are_monitored_and_stop_together(lab: Lab, whole: Path) -> None:
     job = {
         "SLURM_NTASKS": "2",
         "SLURM_STEP_ID": "0",
@@ -59,7 +59,7 @@ def test_ranks_of_slurm_are_watched_and_stop_together(lab: Lab, whole: Path) -> 
     runs = start_both(lab, "slow_rank all 0", tasks)
     runs[0].wait_for_step(1)
     for run in runs:
-        os.kill(run.process.pid, signal.SIGUSR1)  # as 'sbatch --signal' does to all tasks
+        os.kill(run.process.pid, signal.SIGUSR1)  # 'sbatch --signal' signals every task
     for run in runs:
         run.wait()
         assert run.returncode == 75, run.stderr[-4000:]
@@ -76,7 +76,7 @@ def two_nodes() -> list[dict[str, str]]:
 
 @pytest.mark.faults
 @pytest.mark.parametrize("rank", [0, 1])
-def test_the_stalled_rank_of_two_nodes_is_named_by_the_first(lab: Lab, whole: Path, rank: int) -> None:
+def test_the_first_of_two_nodes_names_the_stalled_rank(lab: Lab, whole: Path, rank: int) -> None:
     runs = start_both(lab, f"encoder:sleep {rank} 4", two_nodes(), "trainer.num_nodes=2")
     for run in runs:
         run.wait()

@@ -1,4 +1,4 @@
-"""A rank stalls: it is named within T + 2 s, by rank, stage and cause, and the job ends resumable."""
+"""A rank stalls: within T + 2 s the report names rank, stage and cause, and the job ends and can be resumed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.faults.harness import FLOOR_S, Lab, check_named, check_resumes
 LIMIT_S = FLOOR_S + 2
 
 
-def test_row_3_a_rank_that_sleeps_in_the_encoder(lab: Lab, whole: Path) -> None:
+def test_row_3_a_rank_that_sleeps_in_the_encoder_is_named(lab: Lab, whole: Path) -> None:
     run = lab.start("encoder:sleep 1 4").wait()
     incident = check_named(run, ranks=[1], stage="encoder", within_s=LIMIT_S)
     assert incident["step"] == 4
@@ -39,7 +39,9 @@ def test_row_3_a_rank_that_sleeps_in_the_encoder(lab: Lab, whole: Path) -> None:
         pytest.param("backward:sleep", 1, "backward", "", "does not return", id="row_26_backward"),
     ],
 )
-def test_rows_of_stalled_code(lab: Lab, whole: Path, fault: str, rank: int, stage: str, part: str, words: str) -> None:
+def test_stalled_code_is_named_by_rank_and_stage(
+    lab: Lab, whole: Path, fault: str, rank: int, stage: str, part: str, words: str
+) -> None:
     run = lab.start(f"{fault} {rank} 4").wait()
     incident = check_named(run, ranks=[rank], stage=stage, within_s=LIMIT_S)
     assert incident["part"] == part
@@ -49,7 +51,7 @@ def test_rows_of_stalled_code(lab: Lab, whole: Path, fault: str, rank: int, stag
 
 
 @pytest.mark.faults
-def test_row_2_a_frozen_rank(lab: Lab, whole: Path) -> None:
+def test_row_2_a_frozen_rank_is_named(lab: Lab, whole: Path) -> None:
     run = lab.start("encoder:freeze 1 4").wait()
     incident = check_named(run, ranks=[1], stage="encoder", within_s=LIMIT_S)
     assert "is stopped" in incident["cause"]
@@ -58,21 +60,21 @@ def test_row_2_a_frozen_rank(lab: Lab, whole: Path) -> None:
 
 
 @pytest.mark.faults
-def test_one_of_four_ranks_is_found(lab: Lab) -> None:
+def test_the_stalled_one_of_four_ranks_is_named(lab: Lab) -> None:
     run = lab.start("encoder:sleep 2 2", ranks=4, more=("model.train_ds.batch_size=2",)).wait()
     incident = check_named(run, ranks=[2], stage="encoder", within_s=LIMIT_S)
     assert sorted(incident["waiting"]) == ["0", "1", "3"]
 
 
 @pytest.mark.faults
-def test_one_rank_is_watched_when_asked_for(lab: Lab) -> None:
+def test_a_single_rank_is_monitored_on_request(lab: Lab) -> None:
     run = lab.start("encoder:sleep 0 4", ranks=1, more=("watchdog.enabled=true",)).wait()
     incident = check_named(run, ranks=[0], stage="encoder", within_s=LIMIT_S)
     assert incident["waiting"] == {}
 
 
 def _fifo_manifest(lab: Lab) -> tuple[Path, Path]:
-    """The corpus with a FIFO in place of its file 5; the manifest and the FIFO."""
+    """Replace file 5 of the corpus with a FIFO; return the manifest and the FIFO."""
     fifo = lab.folder / "blocks.wav"
     os.mkfifo(fifo)
     lines = [json.loads(line) for line in (lab.corpus / "train.jsonl").read_text().splitlines()]
@@ -88,7 +90,7 @@ def _fifo_manifest(lab: Lab) -> tuple[Path, Path]:
     ("workers", "threads"),
     [(2, 1), pytest.param(0, 1, marks=pytest.mark.faults), pytest.param(0, 3, marks=pytest.mark.faults)],
 )
-def test_row_7_a_file_that_blocks(lab: Lab, workers: int, threads: int) -> None:
+def test_row_7_a_file_that_blocks_is_named(lab: Lab, workers: int, threads: int) -> None:
     manifest, fifo = _fifo_manifest(lab)
     more = (f"model.train_ds.manifest_filepath={manifest}", f"model.train_ds.num_workers={workers}")
     run = lab.start(more=more, env={"OMP_NUM_THREADS": str(threads)}).wait()
@@ -103,9 +105,9 @@ def test_row_7_a_file_that_blocks(lab: Lab, workers: int, threads: int) -> None:
 
 
 @pytest.mark.faults
-def test_row_9_a_frozen_loader_process(lab: Lab, whole: Path) -> None:
+def test_row_9_a_frozen_worker_is_named_with_its_file(lab: Lab, whole: Path) -> None:
     run = lab.start("loader:freeze 1 9", more=("model.train_ds.num_workers=1",)).wait()
-    incident = check_named(run, ranks=[1], stage="data", within_s=LIMIT_S + 1)  # what was loaded ahead is used first
+    incident = check_named(run, ranks=[1], stage="data", within_s=LIMIT_S + 1)  # prefetched batches are used up first
     assert incident["file"].endswith(".wav")
     assert "is stopped" in incident["cause"]
     check_resumes(lab, run, whole)

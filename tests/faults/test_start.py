@@ -1,4 +1,4 @@
-"""What is refused before the first step: ranks that do not match, a port in use, a rank that never joins."""
+"""What ends a run before its first step: ranks that do not match, a port in use, a rank that never joins."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_row_11_unequal_batch_counts_are_refused(lab: Lab) -> None:
 
 
 @pytest.mark.faults
-def test_row_11_other_manifests_on_the_ranks_are_refused(lab: Lab) -> None:
+def test_row_11_different_manifests_on_the_ranks_are_refused(lab: Lab) -> None:
     for rank in range(2):
         text = (lab.corpus / "train.jsonl").read_text().replace('"audio/', f'"{lab.corpus}/audio/')
         lines = text.splitlines(keepends=True)
@@ -36,7 +36,7 @@ def test_row_11_other_manifests_on_the_ranks_are_refused(lab: Lab) -> None:
 
 
 @pytest.mark.faults
-def test_a_mistake_of_the_user_is_one_line_on_many_ranks_too(lab: Lab) -> None:
+def test_a_user_error_is_one_line_on_many_ranks_too(lab: Lab) -> None:
     run = lab.start(more=("model.train_ds.manifest_filepath=/nowhere.jsonl",)).wait()
     assert run.returncode == 1
     assert "/nowhere.jsonl: no such manifest" in run.stderr
@@ -44,7 +44,7 @@ def test_a_mistake_of_the_user_is_one_line_on_many_ranks_too(lab: Lab) -> None:
     check_nothing_left(run)
 
 
-def test_row_19_a_port_in_use_is_said_at_once(lab: Lab) -> None:
+def test_row_19_a_port_in_use_is_reported_at_once(lab: Lab) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -59,7 +59,7 @@ def test_row_19_a_port_in_use_is_said_at_once(lab: Lab) -> None:
 
 
 @pytest.mark.faults
-def test_row_20_a_rank_that_never_joins(lab: Lab) -> None:
+def test_row_20_a_rank_that_never_joins_is_named(lab: Lab) -> None:
     init_s = 8 * noise_s()  # imports take 5 s, and longer on a busy machine
     run = lab.start("joins_late 1 0", more=(f"watchdog.init_s={init_s}",)).wait()
     incident = check_named(run, ranks=[1], stage="init", within_s=init_s + 6)  # rank 0 has to get there first
@@ -68,21 +68,21 @@ def test_row_20_a_rank_that_never_joins(lab: Lab) -> None:
 
 
 @pytest.mark.faults
-def test_an_unreadable_run_folder_is_said(lab: Lab) -> None:
+def test_an_unreadable_run_folder_is_reported(lab: Lab) -> None:
     run = lab.start(more=("exp_manager.exp_dir=/proc/nowhere",)).wait()
     assert run.returncode == 1
     assert "/proc/nowhere" in run.stderr
     check_nothing_left(run)
 
 
-def test_a_step_has_one_collective_the_exchange_of_gradients(lab: Lab) -> None:
-    """Fails when a collective gets into the forward pass or the loop."""
+def test_the_gradient_exchange_is_a_steps_only_collective(lab: Lab) -> None:
+    """Fail when the forward pass or the loop gains a collective."""
     run = lab.start("list_collectives 0 0").wait()
     assert run.returncode == 0, run.stderr[-4000:]
 
     steps = [json.loads(line) for line in Path(run.note).read_text().splitlines()]
     assert len(steps) == 8
-    # Before the first step every rank takes rank 0's weights; after the third and the sixth comes a validation.
+    # Every rank takes rank 0's weights before the first step; validation follows the third and the sixth.
     assert [steps[number] for number in (1, 2, 4, 5, 7)] == [["gloo:all_reduce"]] * 5
     validation = steps[3][:-1]
     assert validation.count("gloo:all_reduce") == 1

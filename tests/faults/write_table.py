@@ -1,4 +1,4 @@
-"""Write docs/faults.md from the real output of the tests: `python -m tests.faults.write_table FOLDER docs`."""
+"""Write docs/faults.md from the tests' real output: `python -m tests.faults.write_table FOLDER docs`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def main(folder: Path, docs: Path) -> None:
             found.setdefault(int(number[1]), []).append(content)
     missing = FAULTS.keys() - found.keys()
     if missing:
-        raise SystemExit(f"no output of rows {sorted(missing)}: run all tests of faults.")
+        raise SystemExit(f"no output for rows {sorted(missing)}: run all fault tests.")
     rows = [_row(number, content) for number in FAULTS for content in found[number][:2]]
     report = found[3][0]["text"]
     text = TEMPLATE.read_text().replace("@ROWS@\n", "".join(rows)).replace("@REPORT@", report)

@@ -9,7 +9,7 @@ from tests.integration.runs import make_corpus
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Audio and manifests that every test here trains on."""
+    """The audio and manifests that all tests here train on."""
     folder = tmp_path_factory.mktemp("corpus")
     make_corpus(folder)
     return folder

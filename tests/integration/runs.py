@@ -1,4 +1,4 @@
-"""Small runs of the real program, for tests of pre-training."""
+"""Short runs of the real program on a tiny model and corpus."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TINY = [
 
 
 def make_corpus(folder: Path, num_train: int = 24, num_val: int = 8) -> None:
-    """Sweeps in noise of 1 to 1.5 s, with train.jsonl, valid.jsonl and noise.jsonl."""
+    """Write noisy sweeps of 1 to 1.5 s, with train.jsonl, valid.jsonl and noise.jsonl."""
     random = np.random.RandomState(0)
     (folder / "audio").mkdir(parents=True)
     lines: list[dict[str, object]] = []
@@ -74,7 +74,7 @@ def run(args: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def run_and_kill(args: list[str], metrics_csv: Path, at_step: int) -> None:
-    """Start a run and kill it, with all its processes, as soon as it has logged `at_step`."""
+    """Start a run and kill it, with all its processes, once it has logged `at_step`."""
     process = subprocess.Popen(
         [*PROGRAM, *args], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
     )
@@ -88,7 +88,7 @@ def run_and_kill(args: list[str], metrics_csv: Path, at_step: int) -> None:
 
 
 def losses(metrics_csv: Path, column: str = "train_loss") -> dict[int, str]:
-    """Values of a column by step, as written: equal text is equal to the bit."""
+    """Return a column's values by step as text: equal text means bit-identical values."""
     if not metrics_csv.is_file():
         return {}
     with metrics_csv.open(newline="") as file:
@@ -96,7 +96,7 @@ def losses(metrics_csv: Path, column: str = "train_loss") -> dict[int, str]:
 
 
 def run_here(args: list[str]) -> Path:
-    """The same run within this process, which has imported everything already; the folder of the run."""
+    """Run within this process, which saves the imports; return the run folder."""
     cfg = compose("nest_fast-conformer", args)
     assert cfg.exp_manager is not None
     folder = experiment.run_folder(cfg.exp_manager, cfg.name)

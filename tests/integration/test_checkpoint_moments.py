@@ -1,4 +1,4 @@
-"""When checkpoints are written, and that a run goes on from them: odd moments, odd places."""
+"""When checkpoints are written, and that runs resume from them, at unusual moments and in unusual places."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_without_validation_every_epoch_is_saved(
     assert [str(warning.message) for warning in recwarn if "monitor" in str(warning.message)] == []
 
 
-def test_epochs_after_the_last_validation_are_saved_too(corpus: Path, tmp_path: Path) -> None:
+def test_epochs_after_the_last_validation_are_also_saved(corpus: Path, tmp_path: Path) -> None:
     epochs = ("trainer.max_steps=-1", "trainer.max_epochs=3", "trainer.check_val_every_n_epoch=2")
     ended = run_here(arguments(corpus, tmp_path, "run", QUIET, EACH_EPOCH, *epochs))
     assert saved_step(ended / "checkpoints" / "last.ckpt") == 3 * STEPS_PER_EPOCH
@@ -51,7 +51,7 @@ def test_a_time_limit_without_validation_leaves_a_checkpoint(corpus: Path, tmp_p
     assert saved_step(stopped / "checkpoints" / "last.ckpt") == max(losses(stopped / "metrics.csv")) + 1
 
 
-def test_checkpoints_in_another_folder_are_found_again(corpus: Path, tmp_path: Path) -> None:
+def test_a_run_resumes_from_checkpoints_in_another_folder(corpus: Path, tmp_path: Path) -> None:
     elsewhere = f"exp_manager.checkpoint_callback_params.dirpath={tmp_path / 'elsewhere'}"
     whole = run_here(arguments(corpus, tmp_path, "whole", QUIET))
     for steps in (6, 10):
@@ -62,8 +62,8 @@ def test_checkpoints_in_another_folder_are_found_again(corpus: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("save_top_k", [0, 2])
-def test_nothing_to_go_on_from_is_saved_in_the_middle_of_a_step(corpus: Path, tmp_path: Path, save_top_k: int) -> None:
-    """Validation after 3 batches of 4 to a step: the last checkpoint waits for the step, one of the best does not."""
+def test_resumable_checkpoints_are_saved_only_between_steps(corpus: Path, tmp_path: Path, save_top_k: int) -> None:
+    """Validate after 3 of a step's 4 batches: last.ckpt waits for the step's end, a top-k checkpoint does not."""
     sums = ("trainer.accumulate_grad_batches=4", "trainer.val_check_interval=3", EACH_EPOCH)
     best = f"exp_manager.checkpoint_callback_params.save_top_k={save_top_k}"
     whole = run_here(arguments(corpus, tmp_path, "whole", QUIET, *sums, best, "trainer.max_steps=6"))
@@ -73,10 +73,10 @@ def test_nothing_to_go_on_from_is_saved_in_the_middle_of_a_step(corpus: Path, tm
 
 
 @pytest.mark.parametrize(("ranks", "steps", "then", "epoch_ends_at"), [(2, 2, 1, 4), (1, 4, 2, 5)])
-def test_on_another_number_of_ranks_the_epoch_is_gone_through_to_its_end(
+def test_a_run_resumed_on_another_number_of_ranks_finishes_its_epoch(
     corpus: Path, tmp_path: Path, ranks: int, steps: int, then: int, epoch_ends_at: int
 ) -> None:
-    """An epoch has 6 steps on one rank and 3 on two; two thirds of it are trained on the first number of ranks."""
+    """An epoch has 6 steps on one rank and 3 on two; the first run trains two thirds of it."""
     for devices, max_steps in ((ranks, steps), (then, 6)):
         done = run(
             arguments(
@@ -91,7 +91,7 @@ def test_on_another_number_of_ranks_the_epoch_is_gone_through_to_its_end(
     assert epoch_ends_at - 1 not in validated
 
 
-def test_an_average_of_weights_can_be_had_from_the_command_line(corpus: Path, tmp_path: Path) -> None:
+def test_the_command_line_can_switch_on_the_weight_average(corpus: Path, tmp_path: Path) -> None:
     done = run(arguments(corpus, tmp_path, "run", "exp_manager.ema.enable=true", "trainer.max_steps=3"))
     assert done.returncode == 0, done.stderr[-2000:]
 
@@ -137,7 +137,7 @@ def test_options_that_would_do_nothing_are_refused(
         run_here(arguments(corpus, tmp_path, "run", QUIET, *option))
 
 
-def test_a_run_by_epochs_goes_on_from_an_epochs_end_and_then_from_its_middle(corpus: Path, tmp_path: Path) -> None:
+def test_a_run_without_a_step_limit_resumes_at_and_within_an_epoch(corpus: Path, tmp_path: Path) -> None:
     """Lightning counts epochs otherwise when steps are not limited, and loses count after the first resume."""
     epochs = ("~model.validation_ds", QUIET, "trainer.max_steps=-1")
     every = "exp_manager.checkpoint_callback_params.every_n_train_steps"
@@ -152,7 +152,7 @@ def test_a_run_by_epochs_goes_on_from_an_epochs_end_and_then_from_its_middle(cor
 
 
 @pytest.mark.parametrize("validation", [(), ("~model.validation_ds",)])
-def test_epochs_of_unknown_length_are_resumed_at_their_end_and_in_their_middle(
+def test_epochs_of_unknown_length_resume_at_their_end_and_midway(
     corpus: Path, tmp_path: Path, validation: tuple[str, ...]
 ) -> None:
     """lhotse does not say how many batches an epoch has, and Lightning would skip the one that follows."""
@@ -167,8 +167,8 @@ def test_epochs_of_unknown_length_are_resumed_at_their_end_and_in_their_middle(
     assert len(losses(whole / "metrics.csv")) == 4 * STEPS_PER_EPOCH
 
 
-def test_the_loss_of_an_epoch_can_be_watched(corpus: Path, tmp_path: Path) -> None:
-    """It is known after the validation at the epoch's end: what watches it has to wait for it."""
+def test_the_loss_of_an_epoch_can_be_monitored(corpus: Path, tmp_path: Path) -> None:
+    """It is known only after the validation at the epoch's end, so whatever monitors it has to wait."""
     params = "exp_manager.early_stopping_callback_params"
     stop = ("exp_manager.create_early_stopping_callback=true", f"{params}.patience=1", f"{params}.min_delta=100.0")
     best = "exp_manager.checkpoint_callback_params.monitor=train_loss_epoch"
@@ -178,13 +178,13 @@ def test_the_loss_of_an_epoch_can_be_watched(corpus: Path, tmp_path: Path) -> No
     assert list((ended / "checkpoints").glob("*train_loss_epoch=*.ckpt"))
 
 
-def test_early_stopping_goes_on_where_it_was(corpus: Path, tmp_path: Path) -> None:
+def test_early_stopping_resumes_with_its_count(corpus: Path, tmp_path: Path) -> None:
     params = "exp_manager.early_stopping_callback_params"
     stop = ("exp_manager.create_early_stopping_callback=true", f"{params}.patience=2", f"{params}.min_delta=100.0")
     epochs = (QUIET, EACH_EPOCH, "trainer.max_steps=-1", *stop)
     whole = run_here(arguments(corpus, tmp_path, "whole", *epochs, "trainer.max_epochs=9"))
     run_here(arguments(corpus, tmp_path, "parts", *epochs, "trainer.max_epochs=1"))
-    for _ in range(2):  # to its end, and once more: it stays stopped
+    for _ in range(2):  # to its end, then again: it stays stopped
         parts = run_here(arguments(corpus, tmp_path, "parts", *epochs, "trainer.max_epochs=9"))
         assert losses(parts / "metrics.csv") == losses(whole / "metrics.csv")
     assert len(losses(whole / "metrics.csv")) == 3 * STEPS_PER_EPOCH
@@ -192,7 +192,7 @@ def test_early_stopping_goes_on_where_it_was(corpus: Path, tmp_path: Path) -> No
     assert len(losses(run_here(patient) / "metrics.csv")) == 4 * STEPS_PER_EPOCH
 
 
-def test_a_run_that_keeps_weights_alone_goes_on_all_the_same(corpus: Path, tmp_path: Path) -> None:
+def test_a_run_that_saves_only_weights_in_top_k_still_resumes(corpus: Path, tmp_path: Path) -> None:
     alone = (QUIET, "exp_manager.checkpoint_callback_params.save_weights_only=true")
     whole = run_here(arguments(corpus, tmp_path, "whole", *alone))
     for steps in (6, 10):
@@ -205,6 +205,6 @@ def test_a_run_that_keeps_weights_alone_goes_on_all_the_same(corpus: Path, tmp_p
         run_here(arguments(corpus, tmp_path, "from", QUIET, resume))
 
 
-def test_a_try_leaves_nothing_to_go_on_from(corpus: Path, tmp_path: Path) -> None:
+def test_a_dry_run_leaves_no_checkpoint(corpus: Path, tmp_path: Path) -> None:
     tried = run_here(arguments(corpus, tmp_path, "run", QUIET, "trainer.fast_dev_run=true"))
     assert not list((tried / "checkpoints").iterdir())

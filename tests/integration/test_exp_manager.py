@@ -1,4 +1,4 @@
-"""Every option of `exp_manager` does what it says, in real runs of a tiny model."""
+"""Every `exp_manager` option does what it promises, in real runs of a tiny model."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def train(corpus: Path, folder: Path, name: str, num_steps: int, *more: str) -> 
 
 @pytest.fixture(scope="module")
 def three_steps(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Runs of one, two and three steps: each begins like the next."""
+    """Runs of one, two and three steps; each is a prefix of the next."""
     folder = tmp_path_factory.mktemp("steps")
     return [train(corpus, folder, f"run{n}", n) for n in (1, 2, 3)]
 
 
-def test_the_average_of_the_weights_is_what_is_saved(corpus: Path, tmp_path: Path, three_steps: list[Path]) -> None:
+def test_the_saved_model_is_the_average_of_the_weights(corpus: Path, tmp_path: Path, three_steps: list[Path]) -> None:
     after = [weights(run / "checkpoints" / f"{run.name}.nemo") for run in three_steps]
     average = after[0]
     for later in after[1:]:
@@ -49,7 +49,7 @@ def test_the_average_of_the_weights_is_what_is_saved(corpus: Path, tmp_path: Pat
     assert not torch.allclose(saved[name], after[-1][name])
 
 
-def test_a_run_with_an_average_resumes_to_the_bit(corpus: Path, tmp_path: Path) -> None:
+def test_a_run_with_a_weight_average_resumes_bit_identically(corpus: Path, tmp_path: Path) -> None:
     whole = train(corpus, tmp_path, "whole", 8, *EMA)
     train(corpus, tmp_path, "cut", 5, *EMA)  # ends between validations
     cut = train(corpus, tmp_path, "cut", 8, *EMA)
@@ -58,7 +58,7 @@ def test_a_run_with_an_average_resumes_to_the_bit(corpus: Path, tmp_path: Path) 
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_the_average_or_the_weights_of_training_are_validated(
+def test_validation_uses_the_average_or_the_training_weights(
     corpus: Path, tmp_path: Path, three_steps: list[Path]
 ) -> None:
     every_step = ("trainer.val_check_interval=1", "trainer.check_val_every_n_epoch=null")
@@ -75,7 +75,7 @@ def test_the_average_or_the_weights_of_training_are_validated(
     assert average[2] != plain[2]
 
 
-def test_several_validation_sets_have_a_loss_each_and_one_together(corpus: Path, tmp_path: Path) -> None:
+def test_several_validation_sets_have_their_own_losses_and_a_mean(corpus: Path, tmp_path: Path) -> None:
     lines = (corpus / "valid.jsonl").read_text().splitlines(keepends=True)
     for name, part in (("dev", lines[:4]), ("other", lines[4:])):
         (corpus / f"{name}.jsonl").write_text("".join(part))
@@ -89,7 +89,9 @@ def test_several_validation_sets_have_a_loss_each_and_one_together(corpus: Path,
     assert 0 <= float(row["other_val_accuracy"]) <= 1
 
 
-def test_versions_copies_names_and_logs(corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_versions_copied_files_names_and_logs_follow_the_options(
+    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO")
     notes = tmp_path / "notes.txt"
     notes.write_text("why")
@@ -109,12 +111,12 @@ def test_versions_copies_names_and_logs(corpus: Path, tmp_path: Path, caplog: py
     assert "train_step_timing" not in (second / "metrics.csv").read_text()
 
 
-def test_the_best_model_becomes_the_nemo_file_when_asked(corpus: Path, tmp_path: Path) -> None:
+def test_save_best_model_writes_the_best_model_to_the_nemo_file(corpus: Path, tmp_path: Path) -> None:
     run = train(
         *(corpus, tmp_path, "run", 12),
         "model.optim.name=sgd",
         "~model.optim.betas",
-        "model.optim.lr=300",  # ever worse: the first validation is the best
+        "model.optim.lr=300",  # the loss only rises: the first validation is the best
         "exp_manager.checkpoint_callback_params.save_best_model=true",
         "exp_manager.checkpoint_callback_params.save_top_k=1",
     )
@@ -125,7 +127,7 @@ def test_the_best_model_becomes_the_nemo_file_when_asked(corpus: Path, tmp_path:
     assert all(torch.equal(value, saved[name]) for name, value in load(best).state_dict().items())
 
 
-def test_a_nemo_file_appears_with_every_checkpoint_when_asked(corpus: Path, tmp_path: Path) -> None:
+def test_always_save_nemo_writes_a_nemo_file_with_every_checkpoint(corpus: Path, tmp_path: Path) -> None:
     always = "exp_manager.checkpoint_callback_params.always_save_nemo=true"
     not_at_end = "exp_manager.checkpoint_callback_params.save_nemo_on_train_end=false"
     run = train(corpus, tmp_path, "run", 3, always, not_at_end, "~model.validation_ds")
@@ -134,7 +136,7 @@ def test_a_nemo_file_appears_with_every_checkpoint_when_asked(corpus: Path, tmp_
     assert all(torch.equal(value, saved[name]) for name, value in periodic.items())
 
 
-def test_the_last_checkpoint_follows_a_run_that_gets_worse(corpus: Path, tmp_path: Path) -> None:
+def test_the_last_checkpoint_is_the_latest_even_when_the_loss_rises(corpus: Path, tmp_path: Path) -> None:
     worse = ("model.optim.name=sgd", "~model.optim.betas", "model.optim.lr=300")
     run = train(corpus, tmp_path, "run", 12, *worse, "exp_manager.checkpoint_callback_params.every_n_train_steps=null")
     best = next((run / "checkpoints").glob("*val_loss=*.ckpt"))
@@ -143,7 +145,7 @@ def test_the_last_checkpoint_follows_a_run_that_gets_worse(corpus: Path, tmp_pat
 
 
 @pytest.mark.parametrize("disk_has_links", [True, False])
-def test_the_last_checkpoint_is_the_best_ones_file_where_they_are_the_same(
+def test_last_and_best_checkpoint_share_one_file_when_identical(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk_has_links: bool
 ) -> None:
     def no_links(*_: Any) -> None:
@@ -161,10 +163,10 @@ def test_the_last_checkpoint_is_the_best_ones_file_where_they_are_the_same(
     monkeypatch.undo()
     resumed = train(corpus, tmp_path, "run", 13, all_are_best) / "checkpoints"
     assert torch.load(resumed / "last.ckpt", weights_only=True)["global_step"] == 13
-    assert torch.load(best, weights_only=True)["global_step"] == 12  # untouched by what follows
+    assert torch.load(best, weights_only=True)["global_step"] == 12  # not changed by the later save
 
 
-def test_checkpoints_by_the_clock(corpus: Path, tmp_path: Path) -> None:
+def test_checkpoints_are_saved_at_a_time_interval(corpus: Path, tmp_path: Path) -> None:
     run = train(
         *(corpus, tmp_path, "run", 3, "~model.validation_ds"),
         "exp_manager.checkpoint_callback_params.every_n_train_steps=null",
@@ -173,7 +175,7 @@ def test_checkpoints_by_the_clock(corpus: Path, tmp_path: Path) -> None:
     assert torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 3
 
 
-def test_the_time_of_a_run_begins_anew_when_it_is_resumed(corpus: Path, tmp_path: Path) -> None:
+def test_max_time_per_run_starts_again_on_resume(corpus: Path, tmp_path: Path) -> None:
     limit = "exp_manager.max_time_per_run=00:00:00:01"
     first = losses(train(corpus, tmp_path, "run", 10_000, limit) / "metrics.csv")
     both = losses(train(corpus, tmp_path, "run", 10_000, limit) / "metrics.csv")
@@ -205,6 +207,6 @@ def test_nothing_is_printed_without_a_progress_bar(
         ("trainer.precision=bf16-true", "would round the audio"),
     ],
 )
-def test_values_that_cannot_be_meant_are_refused(corpus: Path, tmp_path: Path, option: str, words: str) -> None:
+def test_senseless_values_are_refused(corpus: Path, tmp_path: Path, option: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         train(corpus, tmp_path, "run", 1, option)

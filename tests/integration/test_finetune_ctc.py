@@ -1,4 +1,4 @@
-"""examples/finetune_ctc.py on a few utterances: the export trains under transformers' Trainer and hears better."""
+"""examples/finetune_ctc.py on a few utterances: an export trains with transformers' Trainer, and its CER drops."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def example() -> ModuleType:
 
 
 def write_language(folder: Path, count: int, seed: int) -> str:
-    """A language whose letters are tones of 0.24 s: short texts that a tiny encoder can learn to hear."""
+    """Write a language whose letters are tones of 0.24 s, simple enough for a tiny encoder."""
     folder.mkdir()
     rng = np.random.default_rng(seed)
     lines = []
@@ -49,7 +49,7 @@ def write_language(folder: Path, count: int, seed: int) -> str:
     return str(folder / "m.jsonl")
 
 
-def test_fine_tuning_lowers_the_error_rate_and_its_model_loads_again(example: Any, tmp_path: Path) -> None:
+def test_fine_tuning_lowers_the_error_rate_and_the_model_loads_again(example: Any, tmp_path: Path) -> None:
     from transformers import AutoTokenizer, ParakeetForCTC
 
     model = tiny_model(
@@ -69,7 +69,7 @@ def test_fine_tuning_lowers_the_error_rate_and_its_model_loads_again(example: An
     assert again.config.pad_token_id == tokenizer.pad_token_id
 
 
-def test_texts_become_subwords_and_frames_become_texts(example: Any) -> None:
+def test_text_becomes_subwords_and_frames_become_text(example: Any) -> None:
     tokenizer = example.make_tokenizer(["hello you", "hello again"], 40)
     assert example.normalize("  Hello, YOU 2!") == "hello you"
     labels = tokenizer("hello you").input_ids

@@ -1,6 +1,6 @@
-"""The losses of thirty steps, as they were: a change of numbers anywhere in training shows here.
+"""Thirty steps against recorded losses: any change in training's numbers shows here.
 
-To record them anew: `MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=AVX2 python -m tests.integration.test_golden_curve`
+To record them again: `MKL_CBWR=COMPATIBLE ONEDNN_MAX_CPU_ISA=AVX2 python -m tests.integration.test_golden_curve`
 (the settings of tests/conftest.py).
 """
 
@@ -27,8 +27,8 @@ def thirty_steps(corpus: Path, exp_dir: Path) -> dict[str, dict[int, float]]:
 
 def test_thirty_steps_follow_the_recorded_losses(corpus: Path, tmp_path: Path) -> None:
     curves = thirty_steps(corpus, tmp_path)
-    # Rounding alone moves the losses in training by 1e-6 to 1e-5, and those of validation by 1e-4: the gradient of a
-    # bias before a batch norm is nothing but rounding, and AdamW makes whole steps of it. Only validation sees them.
+    # Rounding alone moves training losses by 1e-6 to 1e-5 and validation losses by 1e-4: the gradient of a bias before
+    # a batch norm is pure rounding error, which AdamW scales up to full steps. Only validation sees the effect.
     tolerances = {"train_loss": 1e-4, "val_loss": 1e-3, "learning_rate": 1e-6}
     for name, recorded in json.loads(GOLDEN.read_text()).items():
         expected = {int(step): value for step, value in recorded.items()}

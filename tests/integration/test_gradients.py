@@ -9,8 +9,8 @@ import torch
 from nest_ssl import load
 from tests.integration.runs import arguments, run
 
-# Nothing that makes a rank's utterances differ from the same utterances on one rank: the first 8 frames are masked (the
-# blocks are longer than the utterances), normalisation is per frame, no dropout, no noise.
+# Options under which an utterance gives the same result on any rank: the first 8 frames are masked (the blocks are
+# longer than the utterances), normalisation is per frame, there is no dropout and no noise.
 ALIKE = [
     "trainer.max_steps=1",
     "~model.validation_ds",

@@ -40,14 +40,14 @@ TWO_RANKS = ("trainer.devices=2", "trainer.strategy=ddp")
 
 @pytest.fixture(scope="module")
 def whole(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that was never disturbed."""
+    """The folder of an undisturbed run."""
     exp_dir = tmp_path_factory.mktemp("whole")
     done = run(arguments(corpus, exp_dir, "run"))
     assert done.returncode == 0, done.stderr[-3000:]
     return exp_dir / "run"
 
 
-def test_a_run_leaves_what_exp_manager_leaves(whole: Path) -> None:
+def test_the_run_folder_holds_what_nemos_exp_manager_writes(whole: Path) -> None:
     names = {path.name for path in (whole / "checkpoints").iterdir()}
     assert {"last.ckpt", "run.nemo"} <= names
     assert any("val_loss=" in name for name in names)
@@ -68,7 +68,7 @@ def test_checkpoint_and_nemo_file_hold_the_same_model(whole: Path) -> None:
     assert torch.equal(nemo.quantizer.codebooks, ckpt.quantizer.codebooks)
 
 
-def test_killed_and_started_again_it_goes_on_to_the_same_losses(corpus: Path, whole: Path, tmp_path: Path) -> None:
+def test_a_killed_run_resumes_to_the_same_losses(corpus: Path, whole: Path, tmp_path: Path) -> None:
     args = arguments(corpus, tmp_path, "run", "model.train_ds.num_workers=2")
     run_and_kill(args, tmp_path / "run" / "metrics.csv", at_step=7)
     done = run(args)
@@ -78,7 +78,7 @@ def test_killed_and_started_again_it_goes_on_to_the_same_losses(corpus: Path, wh
         assert losses(tmp_path / "run" / "metrics.csv", column) == losses(whole / "metrics.csv", column)
 
 
-def test_killed_in_the_middle_of_a_save_it_goes_on_from_the_checkpoint_before(
+def test_a_run_killed_while_saving_resumes_from_the_checkpoint_before(
     corpus: Path, whole: Path, tmp_path: Path
 ) -> None:
     args = arguments(corpus, tmp_path, "run")
@@ -96,7 +96,7 @@ def test_killed_in_the_middle_of_a_save_it_goes_on_from_the_checkpoint_before(
     assert not list(checkpoints.glob(".*.tmp"))
 
 
-def test_killed_in_validation_it_goes_on_to_the_same_losses(corpus: Path, whole: Path, tmp_path: Path) -> None:
+def test_a_run_killed_in_validation_resumes_to_the_same_losses(corpus: Path, whole: Path, tmp_path: Path) -> None:
     args = arguments(corpus, tmp_path, "run")
     killed = subprocess.run([sys.executable, "-c", KILLED_IN_VALIDATION, *args], capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
@@ -106,13 +106,13 @@ def test_killed_in_validation_it_goes_on_to_the_same_losses(corpus: Path, whole:
         assert losses(tmp_path / "run" / "metrics.csv", column) == losses(whole / "metrics.csv", column)
 
 
-def test_a_disk_that_is_full_is_said_and_earlier_checkpoints_stay(corpus: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_earlier_checkpoints_stay(corpus: Path, tmp_path: Path) -> None:
     args = arguments(corpus, tmp_path, "run")
     done = run([*args, "trainer.max_steps=3", "~model.validation_ds"])
     assert done.returncode == 0, done.stderr[-3000:]
     kept = {path: path.read_bytes() for path in (tmp_path / "run" / "checkpoints").glob("*.ckpt")}
     size = max(len(data) for data in kept.values())
-    # No file may grow beyond half a checkpoint: the write fails as on a full disk, and needs no mount.
+    # No file may grow beyond half a checkpoint: the write fails as on a full disk, without a mount.
     limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size // 2}, {size // 2}))"
     program = f"{limit}\nimport sys\nfrom nest_ssl.cli.main import main\nmain(['pretrain', *sys.argv[1:]])"
     full = subprocess.run([sys.executable, "-c", program, *args], capture_output=True, text=True)
@@ -143,7 +143,7 @@ def test_two_ranks_resume_to_the_same_losses_and_one_rank_can_take_over(corpus: 
     assert "resumed on 1 rank (was 2)" in done.stderr
 
 
-def test_the_program_beside_it_is_the_same(corpus: Path, tmp_path: Path) -> None:
+def test_train_py_trains_like_the_command(corpus: Path, tmp_path: Path) -> None:
     train_py = Path(__file__).parents[2] / "train.py"
     args = arguments(corpus, tmp_path, "run", "trainer.max_steps=1", "~model.validation_ds")
     done = subprocess.run([sys.executable, str(train_py), *args], capture_output=True, text=True, check=False)
@@ -151,7 +151,7 @@ def test_the_program_beside_it_is_the_same(corpus: Path, tmp_path: Path) -> None
     assert losses(tmp_path / "run" / "metrics.csv").keys() == {0}
 
 
-def test_a_run_that_diverges_ends_and_says_so(corpus: Path, tmp_path: Path) -> None:
+def test_a_run_that_diverges_ends_with_a_message(corpus: Path, tmp_path: Path) -> None:
     done = run([*arguments(corpus, tmp_path, "run"), "model.optim.lr=1e30", "trainer.max_steps=40"])
     assert done.returncode == 1
     assert "the loss is not finite; every rank skips this step. Files of the batch: " in done.stderr
@@ -161,7 +161,7 @@ def test_a_run_that_diverges_ends_and_says_so(corpus: Path, tmp_path: Path) -> N
 
 @pytest.fixture(scope="module")
 def bad_manifests(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """empty.jsonl, and broken.jsonl, whose files hold no audio."""
+    """Manifests: empty.jsonl, and broken.jsonl, whose files hold no audio."""
     folder = tmp_path_factory.mktemp("bad")
     (folder / "empty.jsonl").write_text("")
     for number in range(8):

@@ -1,4 +1,4 @@
-"""The report of runs that were made by the real program."""
+"""Reports of runs of the real program."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nest_ssl.report.report import write_run_report
 from tests.integration.runs import arguments, losses, make_corpus, run, run_and_kill
 
 
-def test_a_killed_run_and_the_finished_one_have_their_reports(tmp_path: Path) -> None:
+def test_killed_and_finished_runs_both_have_a_report(tmp_path: Path) -> None:
     make_corpus(tmp_path / "corpus")
     args = arguments(tmp_path / "corpus", tmp_path, "reported", "exp_manager.resume_if_exists=true")
     args += ["exp_manager.resume_ignore_no_checkpoint=true"]

@@ -18,7 +18,7 @@ def test_losses_with_lightnings_trainer_equal_those_of_the_command(
     corpus: Path, tmp_path: Path, ranks: int, tolerance: float
 ) -> None:
     def options(name: str) -> list[str]:
-        """Two epochs and a bit, with clipping, accumulation and validation; alike for both."""
+        """Return the options of both runs: over two epochs, with clipping, accumulation and validation."""
         more = [f"trainer.devices={ranks}", "trainer.gradient_clip_val=1.0", "trainer.accumulate_grad_batches=2"]
         more += [f"trainer.strategy={'ddp' if ranks > 1 else 'auto'}", "trainer.sync_batchnorm=false"]
         return arguments(corpus, tmp_path, name, *more, "trainer.max_steps=7")

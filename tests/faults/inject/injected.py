@@ -1,4 +1,4 @@
-"""The faults. Each strikes once, at the given step, and notes when it did."""
+"""The faults. Each happens once, at the given step, and notes when."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ FOREVER_S = 3600.0
 
 
 class Now:
-    """Where the rank is."""
+    """The position of this rank."""
 
     step = -1
     validates = False
 
 
 def note() -> None:
-    """Write down when the fault strikes."""
+    """Record the time of the fault."""
     Path(os.environ["NEST_FAULT_NOTE"]).write_text(str(time.time()))
 
 
@@ -77,7 +77,7 @@ ACTS: dict[str, Callable[[], None]] = {
 
 
 def before(owner: Any, name: str, act: Callable[..., Any]) -> None:
-    """Call `act` with the arguments of `owner.name` before it."""
+    """Call `act` before every call of `owner.name`, with the same arguments."""
     real = getattr(owner, name)
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -151,7 +151,7 @@ PLACES: dict[str, Callable[[Callable[[], None]], None]] = {
 }
 
 
-# ---- faults that are more than an act in a place ----
+# ---- faults that are more than one act in one place ----
 
 
 def slow_rank(step: int) -> None:
@@ -159,7 +159,7 @@ def slow_rank(step: int) -> None:
 
 
 def in_the_loader(act: Callable[[], None]) -> Callable[[int], None]:
-    """In a DataLoader worker, at the `step`-th file that it reads."""
+    """Return a fault that acts in a DataLoader worker when it reads its `step`-th file."""
 
     def install_it(step: int) -> None:
         count = 0
@@ -186,9 +186,9 @@ def nan_batch(step: int) -> None:
 
 
 def one_batch_short(step: int) -> None:
-    """A rank that goes around the plan."""
+    """Make this rank ignore the plan: its epoch is one batch short."""
     real_len, real_iter = PlanSampler.__len__, PlanSampler.__iter__
-    # Training alone: validation repeats its one epoch.
+    # Only in training: validation repeats its one epoch.
     PlanSampler.__len__ = lambda self: real_len(self) - (not self.same_every_epoch)  # type: ignore[method-assign]
 
     def short(self: PlanSampler) -> Any:
@@ -218,7 +218,7 @@ def killed_while_saving(step: int) -> None:
 
 
 def all_reduce_in_forward(step: int) -> None:
-    """What NeMo's encoder did: agree on the longest audio of all ranks, in every forward pass."""
+    """Agree on the longest audio of all ranks in every forward pass, as NeMo's encoder did."""
 
     def agree(self: ConformerEncoder, *args: Any, **kwargs: Any) -> None:
         longest = torch.tensor([kwargs["audio_signal"].shape[-1]])
@@ -228,7 +228,7 @@ def all_reduce_in_forward(step: int) -> None:
 
 
 def the_original_hang(step: int) -> None:
-    """`all_reduce_in_forward`, and rank 1 has a batch less without anybody being told."""
+    """`all_reduce_in_forward`, and rank 1 silently has one batch less."""
     all_reduce_in_forward(step)
     if os.environ["RANK"] == "1":
         real_iter = PlanSampler.__iter__
@@ -241,7 +241,7 @@ def the_original_hang(step: int) -> None:
 
 
 def slow_but_well(step: int) -> None:
-    """A first step and validation batches that take longer than the floor, on all ranks."""
+    """Make the first step and every validation batch take longer than the floor, on all ranks."""
 
     def first(*args: Any, **kwargs: Any) -> None:
         if Now.validates or Now.step == 0:
@@ -251,7 +251,7 @@ def slow_but_well(step: int) -> None:
 
 
 def list_collectives(step: int) -> None:
-    """Append what every step has called to the file of the note."""
+    """Append the collectives of every step to the note."""
     from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]
 
     seen = 0

@@ -1,4 +1,4 @@
-"""Python imports this at start when its folder is on PYTHONPATH: it brings a fault into a rank, from outside.
+"""Bring a fault into a rank from outside: Python imports this at start when its folder is on PYTHONPATH.
 
 NEST_FAULT is 'NAME RANK STEP'. The fault is installed once the program has imported its training code.
 """

@@ -1,4 +1,4 @@
-"""What does not end a run: bad files, a non-finite batch, a slow rank, and nothing wrong at all."""
+"""What must not end a run (bad files, a non-finite batch, a slow rank, nothing wrong at all), and what must."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ def test_row_10_bad_audio_is_counted_named_and_replaced(lab: Lab) -> None:
 
 
 @pytest.mark.faults
-def test_row_12_a_batch_that_is_not_finite_is_skipped_by_all(lab: Lab) -> None:
+def test_row_12_all_ranks_skip_a_batch_that_is_not_finite(lab: Lab) -> None:
     run = lab.start("nan_batch 1 4").wait()
     assert run.returncode == 0, run.stderr[-4000:]
     told = said(run, r"rank 1, step 4: the loss is not finite; every rank skips this step.*")
     assert ".wav" in told
     keep_for_the_table(run, told)
-    values = [float(loss) for loss in losses(run.run_dir / "metrics.csv").values()]  # of rank 0
+    values = [float(loss) for loss in losses(run.run_dir / "metrics.csv").values()]  # rank 0's
     assert len(values) == 8
     assert all(value == value for value in values)
     assert not run.incidents()
 
 
 @pytest.mark.faults
-def test_row_14_a_slow_rank_is_named_and_left_alone(lab: Lab) -> None:
+def test_row_14_a_slow_rank_is_named_and_keeps_running(lab: Lab) -> None:
     run = lab.start("slow_rank 1 0", more=("trainer.max_steps=24", "trainer.check_val_every_n_epoch=100")).wait()
     assert run.returncode == 0, run.stderr[-4000:]
     told = said(run, r"nest-ssl: warning: rank 1 is slow in encoder.*")
@@ -65,11 +65,11 @@ def test_row_14_a_slow_rank_is_named_and_left_alone(lab: Lab) -> None:
 
 
 @pytest.mark.faults
-def test_row_17_a_full_disk(lab: Lab, small_disk: Path, whole: Path) -> None:
+def test_row_17_a_full_disk_ends_the_run_and_is_named(lab: Lab, small_disk: Path, whole: Path) -> None:
     more = (f"exp_manager.checkpoint_callback_params.dirpath={small_disk}/checkpoints",)
     (small_disk / "ballast").write_bytes(b"x")
     run = lab.start(more=more)
-    run.wait_for_step(3)  # the first checkpoint is there
+    run.wait_for_step(3)  # the first checkpoint exists
     free = shutil.disk_usage(small_disk).free
     (small_disk / "ballast").write_bytes(b"x" * (free - 4096))
     run.wait()
@@ -95,7 +95,7 @@ def test_row_28_the_original_hang(lab: Lab) -> None:
 
 
 @pytest.mark.faults
-def test_row_24_nothing_wrong_is_no_alarm(lab: Lab) -> None:
+def test_row_24_a_slow_but_healthy_run_raises_no_alarm(lab: Lab) -> None:
     run = lab.start(
         "slow_but_well all 0",
         more=("trainer.max_steps=1000", "trainer.check_val_every_n_epoch=150", "trainer.log_every_n_steps=50"),
@@ -108,7 +108,7 @@ def test_row_24_nothing_wrong_is_no_alarm(lab: Lab) -> None:
 
 
 @pytest.mark.faults
-def test_action_report_reports_once_and_lets_the_job_be(lab: Lab, whole: Path) -> None:
+def test_action_report_reports_once_and_does_not_end_the_job(lab: Lab, whole: Path) -> None:
     run = lab.start("encoder:freeze 1 4", more=("watchdog.action=report",))
 
     deadline = time.monotonic() + 60
