@@ -123,7 +123,7 @@ def test_adamw_is_fused_unless_told(device: str) -> None:
         ({"name": "AdamW"}, "Did you mean 'adamw'"),
         ({"name": "novograd"}, "exists in NeMo but not in nest-ssl; use one of adamw, adam, sgd"),
         ({"name": "adamw", "momentum": 0.9}, "adamw does not take it \\(sgd, rmsprop would\\)"),
-        ({"betas": [0.9]}, "are not two numbers"),
+        ({"betas": [0.9]}, "is not a pair of numbers"),
         ({"betas": [0.9, 1.0]}, "not a probability below 1"),
         ({"weight_decay": -1.0}, "optim.weight_decay: -1.0 is less than 0"),
         ({"name": "sgd", "nesterov": True}, "needs a momentum"),

@@ -122,7 +122,7 @@ def test_a_field_that_is_refused_names_the_way_out(name: str) -> None:
         ({"val_check_interval": 0}, "trainer.val_check_interval: 0 is less than 1 batch"),
         ({"val_check_interval": "5m"}, "trainer.val_check_interval: '5m' is not of the form"),
         ({"check_val_every_n_epoch": None}, "needs trainer.val_check_interval as a number of batches"),
-        ({"limit_train_batches": 1.5}, "trainer.limit_train_batches: 1.5 is no share"),
+        ({"limit_train_batches": 1.5}, "trainer.limit_train_batches: 1.5 is not a share"),
         ({"max_time": {"parsecs": 1}}, "trainer.max_time: .*parsecs.* has keys other than weeks"),
         ({"max_step": 3}, "trainer.max_step: no such key. Did you mean 'trainer.max_steps'"),
         ({"devices": 2}, "nothing has started the others"),
