@@ -102,7 +102,7 @@ def test_a_name_that_nobody_registered_is_refused(manifest: str) -> None:
         config(manifest, batch_augmentor={"_target_": "gains"})
     with pytest.raises(ConfigError, match="batch_augmentor.max_db: no such key"):
         config(manifest, batch_augmentor={"max_db": 6.0})
-    with pytest.raises(ValueError, match="batch_augmentor.options: belongs to registered augmentations"):
+    with pytest.raises(ValueError, match="batch_augmentor.options: only for registered augmentations"):
         AugmentorConfig(options={"max_db": 6.0})
     with pytest.raises(ValueError, match="source: there is no 'npy_folder'"):
         config(manifest, source="npy_folder")
