@@ -5,7 +5,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 
 .PHONY: setup setup-all test lint faults pretrain clean
 
-# The package and what the demo needs; made anew only when the files that decide it change.
+# The package and what the demo needs; installed again only when the files that decide it change.
 setup: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -17,14 +17,14 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 # Every extra, for the tests.
 setup-all: $(VENV)/.installed-all
 $(VENV)/.installed-all: $(VENV)/.installed
-	$(INSTALL) --editable '.[hf,onnx,finetune,wandb,decoders,demo,dev]'
+	$(INSTALL) --editable '.[hf,onnx,finetune,wandb,lhotse,lightning,decoders,demo,dev]'
 	touch $@
 
 lint: setup-all
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/codespell src tests benchmarks docs README.md CHANGELOG.md CONTRIBUTING.md
+	$(BIN)/codespell src tests benchmarks docs examples tools README.md CHANGELOG.md CONTRIBUTING.md
 
 test: lint
 	$(BIN)/python -m pytest

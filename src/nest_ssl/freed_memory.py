@@ -1,4 +1,4 @@
-"""Memory that was freed is kept for what comes next, where the C library can be told so (glibc)."""
+"""Keep freed memory for the next allocation, where the C library has an option for it (glibc)."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ _NEVER = 2**31 - 1
 
 
 def keep_freed_memory() -> None:
-    """Take large blocks from the heap, and do not give them back when they are freed.
+    """Allocate large blocks on the heap, and do not return them to the system when they are freed.
 
-    A training step on a CPU allocates and frees tensors of 100 MB; by default every one is asked of the system, and
-    cleared page by page, anew: a third of the step's time.
+    A training step on a CPU allocates and frees tensors of 100 MB; by default the system provides each of them and
+    clears it page by page, every time: a third of the step's time.
     """
     _call("mallopt", _MMAP_MAX, 0)
     _call("mallopt", _TRIM_THRESHOLD, _NEVER)
 
 
 def give_back_freed_memory() -> None:
-    """To be called before processes are forked: what they share with this one is copied, page by page, when it is used.
+    """Return freed memory to the system; call this before forking.
 
-    That takes ten times as long as asking the system for memory again.
+    A forked process copies shared pages one by one when it writes to them, which takes ten times as long as new memory.
     """
     _call("malloc_trim", 0)
 

@@ -4,8 +4,8 @@ Only the masked tokens, about a third by default, are projected to the codebook.
 to a fixed number of places, so that no count is read back from the device and the shapes in a step
 depend only on the shape of its batch.
 
-B batch, T frames of the features that are masked, D their width or the encoder's, S encoder frames or
-tokens, K codes per book, H books, N = B · S tokens of the batch, G places for masked tokens.
+B batch, T frames of the features that are masked, D their width or the encoder's, S encoder frames
+or tokens, K codes per book, H books, N = B · S tokens of the batch, G places for masked tokens.
 """
 
 from __future__ import annotations

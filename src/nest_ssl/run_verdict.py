@@ -125,7 +125,7 @@ class RunMetrics:
 
 
 def read_metrics(path: Path) -> RunMetrics:
-    """Read a `metrics.csv`. Damaged rows never raise: they are left out, and a note says so."""
+    """Read a `metrics.csv`. Damaged rows never raise: they are left out and noted."""
     notes: list[str] = []
     if not path.is_file():
         return RunMetrics({}, {}, [f"{path.name}: no such file, so nothing has been logged yet."])
@@ -216,7 +216,7 @@ class Evaluated(Protocol):
 
     @property
     def top(self) -> int:
-        """How many of the most probable codes `top_accuracy` looks at."""
+        """How many of the most probable codes count for `top_accuracy`."""
         ...
 
     @property

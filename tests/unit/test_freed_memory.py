@@ -1,4 +1,4 @@
-"""Each in a process of its own: what the C library is told holds for the rest of it."""
+"""Freed memory. Each case runs in its own process, because malloc options last for the rest of a process."""
 
 from __future__ import annotations
 

@@ -11,7 +11,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nest_ssl import EncDecDenoiseMaskedTokenPredModel, EncDecMaskedTokenPredModel
 from nest_ssl.modules.conformer import _log_once
-from nest_ssl.objective import gather_places
 from tests.helpers import NO_DROPOUT, model_section, noise_batch, tiny_model
 
 STREAMING: dict[str, Any] = {
@@ -216,52 +215,6 @@ def test_cuda_reports_no_synchronisation(name: str) -> None:
         model.loss(masks=masks, decoder_outputs=log_probs, targets=tokens, decoder_lengths=lengths)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-SEPARATE: dict[str, Any] = {"masking.allow_overlap": False}
-
-
-@pytest.mark.parametrize(
-    ("overrides", "batch", "num_tokens", "most_places"),
-    [
-        ({}, 32, 202, 0.6),
-        ({}, 64, 7, 1.0),
-        ({"loss.mask_threshold": 0.0}, 400, 750, 0.45),
-        ({"encoder.subsampling_factor": 2}, 1000, 20, 1.0),
-        ({"mask_position": "post_conv"}, 1000, 6, 1.0),
-        ({"mask_position": "post_conv"}, 64, 200, 0.3),
-        ({**SEPARATE, "masking.mask_prob": 0.05}, 512, 8, 0.8),
-        ({**SEPARATE, "masking.mask_prob": 0.4}, 64, 100, 0.6),
-        ({**SEPARATE, "masking.mask_prob": 0.4, "loss.mask_threshold": 0.0}, 64, 100, 0.6),
-    ],
-)
-def test_the_places_for_masked_tokens_are_always_enough(
-    overrides: dict[str, Any], batch: int, num_tokens: int, most_places: float
-) -> None:
-    model = tiny_model(overrides)
-    generator = torch.Generator().manual_seed(0)
-    num_frames = num_tokens * model.loss.cfg.combine_time_steps
-    places = model.num_places(batch, num_tokens)
-    assert places <= most_places * batch * num_tokens
-    most = 0
-    for _ in range(20):
-        mask = model.mask_processor.draw(torch.full((batch,), num_frames), num_frames, generator=generator)
-        most = max(most, int(model.loss.masked_tokens(mask).sum()))
-    assert 0 < most <= places
-
-
-def test_a_small_batch_has_a_place_for_every_token() -> None:
-    assert tiny_model().num_places(1, 12) == 12
-
-
-def test_gathering_keeps_order_and_never_overflows() -> None:
-    selected = torch.tensor([False, True, True, False, True])
-    places, filled = gather_places(selected, 4)
-    assert places[filled].tolist() == [1, 2, 4]
-    assert filled.tolist() == [True, True, True, False]
-    places, filled = gather_places(selected, 2)
-    assert places.tolist() == [1, 2]
-    assert filled.all()
 
 
 def test_a_model_cast_to_bf16_keeps_its_targets() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
-from nest_ssl import plugins
 from nest_ssl.config.checks import at_least, known_name, one_of, probability
 from nest_ssl.config.targets import TARGETS, resolve_target
+from nest_ssl.plugins import augmentations, sources
 
 Paths = str | list[str] | list[list[str]] | None
 """One path, a comma-separated list of them, a list, or a list of lists (buckets)."""
@@ -81,7 +81,7 @@ class AugmentorConfig:
 
 def _registered(target: str) -> Any:
     """Return the augmentation registered as `target`, if there is one."""
-    return plugins.augmentations.find(target, built_in=TARGETS)
+    return augmentations.find(target, built_in=TARGETS)
 
 
 @dataclass
@@ -233,8 +233,8 @@ class DatasetConfig:
             if self.source_options:
                 raise ValueError("source_options: needs 'source', the name of a registered data source.")
             return
-        if plugins.sources.find(self.source) is None:
-            known_name("source", self.source, plugins.sources.names())
+        if sources.find(self.source) is None:
+            known_name("source", self.source, sources.names())
         for key in ("use_lhotse", "is_tarred", "is_concat", "bucketing_batch_size"):
             if getattr(self, key):
                 raise ValueError(f"{key}: cannot be combined with source: '{self.source}', which is one dataset.")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nest_ssl.config.checks import at_least, known_name, not_supported, probability
+from nest_ssl.plugins import optimizers, schedules
 
 log = logging.getLogger(__name__)
 
@@ -71,13 +72,16 @@ class ScheduleConfig:
     """Accepted for PolynomialDecayAnnealing; no effect, as in NeMo: the rate stays at `min_lr` after `max_steps`."""
     last_epoch: int = -1
     """The step before the first one."""
+    extra: dict[str, Any] | None = None
+    """More arguments for a schedule registered by another package."""
 
     def __post_init__(self) -> None:
         where = "optim.sched"
-        if self.name in _NEMO_SCHEDULES:
-            not_supported(f"{where}.name", self.name, f"use one of {', '.join(SCHEDULES)}")
-        known_name(f"{where}.name", self.name, SCHEDULES)
-        _only_options_of(where, self.name, self.options(), SCHEDULES)
+        if schedules.find(self.name, SCHEDULES) is None:
+            if self.name in _NEMO_SCHEDULES:
+                not_supported(f"{where}.name", self.name, f"use one of {', '.join(SCHEDULES)}")
+            known_name(f"{where}.name", self.name, [*SCHEDULES, *schedules.names()])
+            _only_options_of(where, self.name, self.options(), SCHEDULES)
         for what in ("warmup", "constant"):
             steps, ratio = getattr(self, f"{what}_steps"), getattr(self, f"{what}_ratio")
             if steps is not None and ratio is not None:
@@ -101,7 +105,7 @@ class ScheduleConfig:
 
     def options(self) -> dict[str, Any]:
         """Return the given options, without the keys that every schedule has."""
-        return _given(self, leave_out={"name", "min_lr", "max_steps", "last_epoch"})
+        return _given(self, leave_out={"name", "min_lr", "max_steps", "last_epoch", "extra"}) | (self.extra or {})
 
 
 @dataclass
@@ -141,18 +145,21 @@ class OptimConfig:
     step_sizes: list[float] | None = None
     """Smallest and largest step (rprop)."""
     fused: bool | None = None
-    """Update all parameters in one kernel (adamw, adam, sgd); null: for adamw and adam, except at precision 16, where
-    gradients must be unscaled before they can be clipped."""
+    """Update all parameters in one kernel (adamw, adam, sgd); null: for adamw and adam, except at precision 16."""
     no_decay_on_norms_and_biases: bool = False
     """Exclude norms and biases from weight decay."""
     sched: ScheduleConfig | None = None
     """null: a constant learning rate."""
+    extra: dict[str, Any] | None = None
+    """More arguments for an optimizer registered by another package."""
 
     def __post_init__(self) -> None:
-        if self.name in _NEMO_OPTIMIZERS:
-            not_supported("optim.name", self.name, f"use one of {', '.join(OPTIMIZERS)}")
-        known_name("optim.name", self.name, OPTIMIZERS)
-        _only_options_of("optim", self.name, self.options(), OPTIMIZERS)
+        is_plugin = optimizers.find(self.name, OPTIMIZERS) is not None
+        if not is_plugin:
+            if self.name in _NEMO_OPTIMIZERS:
+                not_supported("optim.name", self.name, f"use one of {', '.join(OPTIMIZERS)}")
+            known_name("optim.name", self.name, [*OPTIMIZERS, *optimizers.names()])
+            _only_options_of("optim", self.name, self.options(), OPTIMIZERS)
         at_least("optim.lr", self.lr, 0)
         for key in ("betas", "etas", "step_sizes"):
             pair = getattr(self, key)
@@ -164,20 +171,25 @@ class OptimConfig:
             at_least(f"optim.{key}", getattr(self, key) or 0.0, 0)
         if self.nesterov and (not self.momentum or self.dampening):
             raise ValueError("optim.nesterov: needs a momentum and no dampening.")
-        if self.no_decay_on_norms_and_biases and "weight_decay" not in OPTIMIZERS[self.name]:
+        if self.no_decay_on_norms_and_biases and not is_plugin and "weight_decay" not in OPTIMIZERS[self.name]:
             raise ValueError(f"optim.no_decay_on_norms_and_biases: {self.name} has no weight decay.")
 
     def options(self) -> dict[str, Any]:
         """Return the given options of the optimizer itself, with pairs as tuples, as torch expects them."""
-        given = _given(self, leave_out={"name", "lr", "no_decay_on_norms_and_biases", "sched"})
+        given = _given(self, leave_out={"name", "lr", "no_decay_on_norms_and_biases", "sched", "extra"})
+        given |= self.extra or {}
         return {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
 
     def as_nemo_writes_it(self) -> dict[str, Any]:
         """Return only the keys that NeMo's optimizer and schedule accept: NeMo passes on every key, including nulls."""
-        section = {"name": self.name, "lr": self.lr, **_given(self, leave_out={"name", "lr", "sched", "fused"})}
+        section = {
+            "name": self.name,
+            "lr": self.lr,
+            **_given(self, leave_out={"name", "lr", "sched", "fused", "extra"}),
+        }
         del section["no_decay_on_norms_and_biases"]
         if self.sched is not None:
-            section["sched"] = _given(self.sched, leave_out={"last_epoch"})
+            section["sched"] = _given(self.sched, leave_out={"last_epoch", "extra"})
         return section
 
 

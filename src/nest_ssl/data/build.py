@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from nest_ssl import plugins
 from nest_ssl.audio import AudioError
-from nest_ssl.config import DatasetConfig
+from nest_ssl.config.data import DatasetConfig
 from nest_ssl.data.batch.augmentation import build_augmentor
 from nest_ssl.data.batch.loader import PlannedLoader, PlanSampler
 from nest_ssl.data.batch.make import BatchMaker, OnRead, Readers

@@ -1,16 +1,16 @@
 """The fused encoder: `modules.conformer` for training on a GPU, with the same parameters and the same sums.
 
 What differs is how, not what. The frames of all utterances are one long row, (N, D): convolutions
-over one frame are GEMMs, no tensor is transposed, and the compiler has one size to be general about.
-One layer is compiled, and all layers run it; the number of frames is a symbol to the compiler, so
-that another length or batch size compiles nothing (27 s once; a layer of (B, S, D) took 127 s, and again for
-another batch). Queries, keys and values are one GEMM; dropout stores no mask; the batch norm counts
-only the frames that the batch had before it was padded for a graph.
+over one frame are GEMMs, no tensor is transposed, and the compiler has one size to be general
+about. One layer is compiled, and all layers run it; the number of frames is a symbol to the
+compiler, so that another length or batch size compiles nothing (27 s once; a layer of (B, S, D)
+took 127 s, and again for another batch). Queries, keys and values are one GEMM; dropout stores no
+mask; the batch norm counts only the frames that the batch had before it was padded for a graph.
 
 Without CUDA (`model.compile: on`) the same code runs without its Triton operations; tests use that.
 
-B batch, T mel frames, S encoder frames, N = B · S, D width, R distances, H heads, C = D / H, K taps of
-the convolution.
+B batch, T mel frames, S encoder frames, N = B · S, D width, R distances, H heads, C = D / H, K taps
+of the convolution.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def log_once(message: str) -> None:
 def fused(encoder: ConformerEncoder, activation_budget: float, num_frames: Tensor | None = None) -> Iterator[None]:
     """Let calls of `encoder` run fused layers; its hooks and state stay as they are.
 
-    `activation_budget` is the share of activations kept for the backward pass. `num_frames` is a scalar
-    tensor: the mel frames of the batch without those added for a graph; None: all.
+    `activation_budget` is the share of activations kept for the backward pass. `num_frames` is a
+    scalar tensor: the mel frames of the batch without those added for a graph; None: all.
     """
 
     def forward(
@@ -107,7 +107,7 @@ def encode(
         if isinstance(module, ConvSubsampling) and encoder.cfg.subsampling == "dw_striding" and x.is_cuda:
             x_BSD, length = fused_subsampling(module, x.transpose(1, 2), length)
         else:
-            log_once("plain subsampling: the fused one needs dw_striding, pre_conv and a GPU.")
+            log_once("Plain subsampling: the fused one needs dw_striding, pre_conv and a GPU.")
             x_BSD, length = module(x.transpose(1, 2), length)
         for layer in module.modules():
             if isinstance(layer, HalvingConv):
@@ -127,7 +127,7 @@ def run_layers(
     positions = layer_positions(encoder, pos_emb_1RD) if on_gpu and pos_emb_1RD is not None else None
     frames = frames_of(encoder, length, num_frames, size, None if positions else pos_emb_1RD)
     if positions is None:
-        log_once("plain attention: the fused one needs rel_pos and a GPU.")
+        log_once("Plain attention: the fused one needs rel_pos and a GPU.")
     seeds = draw_seeds(len(encoder.layers), NUM_SEEDS, device=x_BSD.device).unbind()
     run = compiled(fused_layer, activation_budget)
     # Under autocast the layers' outputs are float32; the first input too, or the compiler would see two kinds of layer.

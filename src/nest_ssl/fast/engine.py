@@ -1,9 +1,9 @@
 """How a training step runs: CUDA graphs, fused layers, or the plain model. This is the one place that decides.
 
-`accelerate(model)` looks at the model, its device and the configuration, logs one line with the decision
-and its reason, and returns an `Objective`, which computes gradients. The model itself does not change:
-same classes, same state dict, and it can be called as before. `model.compile: off` switches
-everything off.
+`accelerate(model)` looks at the model, its device and the configuration, logs one line with the
+decision and its reason, and returns an `Objective`, which computes gradients. The model itself does
+not change: same classes, same state dict, and it can be called as before. `model.compile: off`
+switches everything off.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def accelerate(
     """Return the training objective of `model` in the fastest form that gives the same results.
 
     `compile`: auto (fused layers and graphs on a CUDA GPU), on (fused layers on a CPU too, without
-    kernels: for tests) or off. `activation_budget`: the share of activations that fused layers keep for
-    the backward pass; None: the model's configuration. `autocast`: None is float32. `no_graphs`: a reason
-    why graphs must not be used, which is logged.
+    kernels: for tests) or off. `activation_budget`: the share of activations that fused layers keep
+    for the backward pass; None: the model's configuration. `autocast`: None is float32.
+    `no_graphs`: a reason why graphs must not be used, which is logged.
     """
     budget = model.cfg.activation_budget if activation_budget is None else activation_budget
     return Objective(model, compile, budget, autocast, no_graphs)
@@ -99,10 +99,10 @@ def _obstacle_to_fusing(model: EncDecDenoiseMaskedTokenPredModel, compile: str, 
 class Objective:
     """The training objective of a model: gradients for training, predictions for validation.
 
-    The first step of a batch shape runs uncaptured, at the size to which a graph would pad it; the second
-    is captured, and replayed from then on. The forward pass runs under autocast and the backward pass
-    outside it, captured or not, so that both give the same bits. The model is inspected once: call
-    `refresh` after freezing parameters, adding hooks or moving it.
+    The first step of a batch shape runs uncaptured, at the size to which a graph would pad it; the
+    second is captured, and replayed from then on. The forward pass runs under autocast and the
+    backward pass outside it, captured or not, so that both give the same bits. The model is
+    inspected once: call `refresh` after freezing parameters, adding hooks or moving it.
     """
 
     on_backward: Callable[[Tensor], None] | None = None
@@ -154,9 +154,9 @@ class Objective:
     ) -> MaskedPrediction:
         """Leave the gradient of share × loss in every trainable parameter's `.grad`.
 
-        It replaces what was there or, if `adds`, is added to it. Parameters that the loss does not reach
-        keep None. Return the prediction, detached, with the loss as it is (unscaled, without the
-        share); it is valid until the next call.
+        It replaces what was there or, if `adds`, is added to it. Parameters that the loss does not
+        reach keep None. Return the prediction, detached, with the loss as it is (unscaled, without
+        the share); it is valid until the next call.
         """
         adds = adds and any(p.grad is not None for p in self._params)
         shape = None if scaler is not None else self._graph_shape(batch)
@@ -224,19 +224,19 @@ class Objective:
 
     def _captured(self, batch: Batch, shape: tuple[int, int], adds: bool) -> StepGraph | None:
         """Return the graph of this step, captured if it is new; None if there can be none."""
-        if self._graphs is None:
-            self._graphs = Graphs(self.model, self._params, self._predict, self._memory_share)
-        graph = self._graphs.find(*shape, adds)
-        if graph is not None:
-            return graph
-        if not self._graphs.has_room():
-            log_once(f"No more CUDA graphs: the {len(self._graphs)} captured ones fill their share of the memory.")
-            return None
+        if self._graphs is not None:
+            graph = self._graphs.find(*shape, adds)
+            if graph is not None:
+                return graph
         try:
+            if self._graphs is None:
+                self._graphs = Graphs(self.model, self._params, self._predict, self._memory_share)
+            if not self._graphs.has_room():
+                log_once(f"No more CUDA graphs: the {len(self._graphs)} captured ones fill their share of the memory.")
+                return None
             return self._graphs.capture(batch, shape[1], adds)
-        except (
-            RuntimeError
-        ) as error:  # out of memory, or an operation that cannot be captured: the step itself may work
+        # Out of memory, or an operation that cannot be captured: the step itself may still work.
+        except RuntimeError as error:
             log.warning("A step could not be captured (%s); steps run without CUDA graphs from here on.", error)
             self._no_graphs = "a step could not be captured"
             self.refresh()
@@ -247,9 +247,8 @@ def both_features(model: EncDecDenoiseMaskedTokenPredModel, batch: Batch) -> tup
     """Return the features of clean and noisy audio; in one pass if they have one size (3.85 → 3.53 ms at 64 × 16 s)."""
     audio, audio_len, noisy_audio, noisy_audio_len = batch
     if audio.shape != noisy_audio.shape:
-        return model.features(Signal("audio", audio, audio_len)), model.features(
-            Signal("noisy_audio", noisy_audio, noisy_audio_len)
-        )
+        clean = model.features(Signal("audio", audio, audio_len))
+        return clean, model.features(Signal("noisy_audio", noisy_audio, noisy_audio_len))
     samples, length = torch.cat((audio, noisy_audio)), torch.cat((audio_len, noisy_audio_len))
     both = model.features(Signal("audio and noisy_audio", samples, length))
     (clean_BMT, noisy_BMT), (clean_len, noisy_len) = both.mels_BMT.chunk(2), both.length.chunk(2)

@@ -1,10 +1,10 @@
 """Training steps as CUDA graphs: a step whose shape has been seen before is one launch instead of thousands.
 
-Small batches spend their time on launching kernels: without graphs 8 × 16 s takes as long as 32 × 16 s
-(123 and 136 ms on an H200; 17 and 36 ms with them). A graph holds forward and backward and leaves the
-gradients in static buffers, which become the parameters' `.grad`: nothing is allocated or copied after
-a replay. All graphs share these buffers and one memory pool. Audio is padded to one of few sizes
-(results do not change), so that shapes repeat.
+Small batches spend their time on launching kernels: without graphs 8 × 16 s takes as long as 32 ×
+16 s (123 and 136 ms on an H200; 17 and 36 ms with them). A graph holds forward and backward and
+leaves the gradients in static buffers, which become the parameters' `.grad`: nothing is allocated
+or copied after a replay. All graphs share these buffers and one memory pool. Audio is padded to one
+of few sizes (results do not change), so that shapes repeat.
 """
 
 from __future__ import annotations
@@ -112,27 +112,27 @@ class Graphs:
     def capture(self, batch: Batch, num_samples: int, adds: bool) -> StepGraph:
         """Record a step of this batch, padded to `num_samples`. Recording runs nothing: replay it."""
         own_batch, own_size = padded(batch, num_samples)
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
-        # A weight cast to bf16 before the capture would be read, unchanged, by every replay.
-        torch.clear_autocast_cache()
         leaves = {p: nn.Parameter(p.detach()) for p in self._params}
-        recording = torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
-        with with_parameters(self._model, leaves), recording:
-            prediction = self._predict(own_batch, own_size)
-            found = torch.autograd.grad(
-                prediction.loss,
-                list(leaves.values()),
-                grad_outputs=self._share.to(prediction.loss.dtype),
-                allow_unused=True,
-            )
-            reached = [pair for pair in zip(self._grads, found, strict=True) if pair[1] is not None]
-            into, grads = [grad for grad, _ in reached if grad is not None], [grad for _, grad in reached]
+
+        def run() -> MaskedPrediction:
+            with with_parameters(self._model, leaves):
+                prediction = self._predict(own_batch, own_size)
+                found = torch.autograd.grad(
+                    prediction.loss,
+                    list(leaves.values()),
+                    grad_outputs=self._share.to(prediction.loss.dtype),
+                    allow_unused=True,
+                )
+            # A parameter that the loss does not reach has no gradient, as without graphs.
+            self._grads = [None if grad is None else own for own, grad in zip(self._grads, found, strict=True)]
+            into = [own for own in self._grads if own is not None]
+            grads = [grad for grad in found if grad is not None]
             (torch._foreach_add_ if adds else torch._foreach_copy_)(into, grads)
-        torch.clear_autocast_cache()
-        # A parameter that the loss does not reach has no gradient, as without graphs.
-        self._grads = [None if grad is None else own for own, grad in zip(self._grads, found, strict=True)]
-        made = StepGraph(graph, own_batch, own_size, prediction.detached(), filled=batch[0].shape[1])
+            return prediction.detached()
+
+        self._pool = self._pool or new_pool()
+        graph, prediction = record(run, self._pool)
+        made = StepGraph(graph, own_batch, own_size, prediction, filled=batch[0].shape[1])
         self._graphs[batch[0].shape[0], num_samples, adds] = made
         return made
 
@@ -193,6 +193,21 @@ class StepGraph:
         if size != self.filled:
             self.num_samples.fill_(size)
             self.filled = size
+
+
+def new_pool() -> Any:
+    return torch.cuda.graph_pool_handle()
+
+
+def record(run: Callable[[], MaskedPrediction], pool: Any) -> tuple[torch.cuda.CUDAGraph, MaskedPrediction]:
+    """Capture what `run` launches; its result holds no values before the first replay."""
+    graph = torch.cuda.CUDAGraph()
+    # A weight cast to bf16 before the capture would be read, unchanged, by every replay.
+    torch.clear_autocast_cache()
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        result = run()
+    torch.clear_autocast_cache()
+    return graph, result
 
 
 @contextlib.contextmanager

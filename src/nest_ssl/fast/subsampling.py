@@ -1,8 +1,9 @@
 """Fused subsampling for CUDA, channels last: the parameters and sums of `modules.subsampling`.
 
-The first convolution has one input channel: nine values per output, one GEMM, with the bias as a tenth
-value. The depthwise ones apply the ReLU and the end of the utterance to what they read, so that
-neither is a pass over memory (the first output is 1 GB for 64 × 16 s). The pointwise ones are GEMMs.
+The first convolution has one input channel: nine values per output, one GEMM, with the bias as a
+tenth value. The depthwise ones apply the ReLU and the end of the utterance to what they read, so
+that neither is a pass over memory (the first output is 1 GB for 64 × 16 s). The pointwise ones are
+GEMMs.
 
 B batch, T frames, M mel bands, C channels, D width of the encoder.
 """

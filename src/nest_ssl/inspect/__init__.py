@@ -1,1 +1,1 @@
-"""What data looks like to training."""
+"""The data as training will see it."""

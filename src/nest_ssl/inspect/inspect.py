@@ -23,7 +23,7 @@ from nest_ssl.inspect.padding import Batching, compare
 MAX_BATCH_S = 3600.0
 """Larger batches are not drawn: an hour of audio and its features takes about 3 GB and half a minute."""
 MUCH_LEFT_OUT = 0.1
-"""Share of the utterances from which on a note says so."""
+"""A larger share of the utterances gets a note."""
 
 
 @dataclass(frozen=True)

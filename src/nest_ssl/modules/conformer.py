@@ -35,8 +35,8 @@ def _log_once(message: str) -> None:
 class ConformerEncoder(nn.Module):
     """`encoder(audio_signal=(B, mels, T), length=(B,))` gives (B, D, S) and the new lengths.
 
-    Takes the fields of `EncoderConfig` as keywords. Hooks on `layers[i]` see each layer's output, (B, S, D).
-    No call reads a value back from the device or waits for another rank.
+    Takes the fields of `EncoderConfig` as keywords. Hooks on `layers[i]` see each layer's output,
+    (B, S, D). No call reads a value back from the device or waits for another rank.
     """
 
     pre_encode: nn.Module

@@ -28,7 +28,8 @@ _WINDOWS = {
 class AudioToMelSpectrogramPreprocessor(nn.Module):
     """`preprocessor(input_signal=(B, N), length=(B,))` gives mels (B, M, T) and their lengths (B,).
 
-    Takes the fields of `PreprocessorConfig` as keywords. Runs in float32 and without gradients, in and out of autocast.
+    Takes the fields of `PreprocessorConfig` as keywords. Runs in float32 and without gradients, in
+    and out of autocast.
     """
 
     def __init__(self, **options: Any) -> None:

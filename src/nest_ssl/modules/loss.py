@@ -14,7 +14,8 @@ from nest_ssl.modules.inputs import check_tensor
 class MultiMLMLoss(nn.Module):
     """`loss(masks=(B, D, T), decoder_outputs=(B, S, K, H), targets=(B, S, H))`: mean over masked tokens and books.
 
-    Takes the fields of `LossConfig` as keywords. Without any masked token the loss is 0, with gradients of 0.
+    Takes the fields of `LossConfig` as keywords. Without any masked token the loss is 0, with
+    gradients of 0.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -29,7 +30,7 @@ class MultiMLMLoss(nn.Module):
         decoder_lengths: Tensor | None = None,
         target_lengths: Tensor | None = None,
     ) -> Tensor:
-        """The lengths are accepted as NeMo accepts them: a mask lies within its utterance, so they decide nothing."""
+        """The lengths are accepted, as in NeMo, and not needed: a mask lies within its utterance."""
         books: tuple[int, ...] = (self.cfg.num_decoders,)
         if self.cfg.squeeze_single and self.cfg.num_decoders == 1:
             books = ()

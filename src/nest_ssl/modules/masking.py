@@ -20,7 +20,8 @@ SHORT_BLOCK = 8  # frames masked in an utterance that is too short for a block
 class RandomBlockMasking(nn.Module):
     """`mask_processor(input_feats=(B, D, T), input_lengths=(B,))` gives masked features and masks, both (B, D, T).
 
-    Takes the fields of `MaskingConfig` as keywords. Nothing is read back to the host, whatever the batch size.
+    Takes the fields of `MaskingConfig` as keywords. Nothing is read back to the host, whatever the
+    batch size.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -41,7 +42,7 @@ class RandomBlockMasking(nn.Module):
         return self.fill(input_feats, mask_BT), masks_BDT
 
     def fill(self, feats_BDT: Tensor, mask_BT: Tensor) -> Tensor:
-        """Features with the mask embedding in place of the masked frames."""
+        """Return the features with the mask embedding in place of the masked frames."""
         return torch.where(mask_BT[:, None], self.mask_embedding.to(feats_BDT.dtype)[:, None], feats_BDT)
 
     def draw(self, lengths_B: Tensor, num_frames: int, *, generator: torch.Generator | None = None) -> Tensor:
@@ -60,8 +61,8 @@ def overlapping_blocks(
 ) -> Tensor:
     """(B, T) blocks that may overlap.
 
-    NeMo draws Binomial(length − block, p) distinct starts below length − block: the same distribution as
-    an independent coin of probability p for each of these frames.
+    NeMo draws Binomial(length − block, p) distinct starts below length − block: the same
+    distribution as an independent coin of probability p for each of these frames.
     """
     frame_T = torch.arange(num_frames, device=length_B1.device)
     coin_BT = torch.rand(length_B1.shape[0], num_frames, device=length_B1.device, generator=generator) < start_prob

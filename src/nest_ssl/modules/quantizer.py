@@ -20,7 +20,8 @@ _CHUNK_BYTES = 32 * 2**20  # similarities held at once: NeMo's take 6.3 GB for 8
 class RandomProjectionVectorQuantizer(KeepsPrecision):
     """`quantizer(input_signal=(B, D, T))` gives the quantized vectors (B, C, S, H) and their tokens (B, S, H).
 
-    Takes the fields of `QuantizerConfig` as keywords. With one book and `squeeze_single` the last dimension is dropped.
+    Takes the fields of `QuantizerConfig` as keywords. With one book and `squeeze_single` the last
+    dimension is dropped.
     """
 
     def __init__(self, **options: Any) -> None:

@@ -68,11 +68,11 @@ class ConvSubsampling(nn.Module):
         # Features are float32; a model cast to another precision computes in its own from here on.
         x_BCTM = zero_past_end(x[:, None].to(self.out.weight.dtype), lengths)
         for layer in self.conv:
+            if isinstance(layer, nn.ReLU):  # before it, so that autograd keeps one tensor of this size, not two
+                x_BCTM = zero_past_end(x_BCTM, lengths)
             x_BCTM = layer(x_BCTM)
             if isinstance(layer, HalvingConv):
                 lengths = layer.out_length(lengths)
-            elif isinstance(layer, nn.ReLU):
-                x_BCTM = zero_past_end(x_BCTM, lengths)
         return self.out(x_BCTM.transpose(1, 2).flatten(2)), lengths
 
 

@@ -86,8 +86,8 @@ def metric_charts(metrics: RunMetrics, num_classes: int | None, num_ranks: int |
             "Time and compute lost",
             "%",
             [
-                _curve(metrics, "data_wait_share", "waiting for data (share of time)", factor=100),
-                _curve(metrics, "padding_share", "padding (share of audio)", "dashed", factor=100),
+                _curve(metrics, "data_wait_share", "waiting for data, share of time", factor=100),
+                _curve(metrics, "padding_share", "padding, share of audio", "dashed", factor=100),
             ],
             from_zero=True,
         ),

@@ -95,7 +95,7 @@ class Report:
     path: Path
     run: Run
     verdict: Verdict
-    """As on the page, for the terminal."""
+    """The page's verdict, for the terminal."""
 
 
 def write_run_report(run_dir: Path, *, output: Path | None = None) -> Path:

@@ -9,6 +9,7 @@ from torch import nn, optim
 from torch.optim import Optimizer
 
 from nest_ssl.config import OptimConfig
+from nest_ssl.plugins import optimizers
 
 OPTIMIZER_CLASSES: dict[str, Callable[..., Optimizer]] = {
     "adamw": optim.AdamW,
@@ -55,4 +56,6 @@ def build_optimizer(model: nn.Module, cfg: OptimConfig, *, loss_is_scaled: bool 
         parameters = [p for group in groups for p in group["params"]]
         fits = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
         options["fused"] = fits and not loss_is_scaled
-    return OPTIMIZER_CLASSES[cfg.name](groups, lr=cfg.lr, **options)
+    make = optimizers.find(cfg.name, OPTIMIZER_CLASSES) or OPTIMIZER_CLASSES[cfg.name]
+    optimizer: Optimizer = make(groups, lr=cfg.lr, **options)
+    return optimizer

@@ -58,8 +58,8 @@ def hydra_runner(
         def program() -> None:
             logging.basicConfig(level=logging.INFO, format="%(message)s")
             script = Path(main.__code__.co_filename)
-            folder, name, overrides = _command_line(sys.argv[1:], script, config_path, config_name)
             try:
+                folder, name, overrides = _command_line(sys.argv[1:], script, config_path, config_name)
                 with ranks.as_rank_zero():
                     cfg = compose(name, overrides, folder)
                 command = [sys.executable, str(script.absolute())]

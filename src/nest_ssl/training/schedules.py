@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from nest_ssl.config import ScheduleConfig
+from nest_ssl.plugins import schedules
 
 log = logging.getLogger(__name__)
 
@@ -208,10 +209,12 @@ SCHEDULE_CLASSES: dict[str, type[Schedule]] = {
 def build_schedule(optimizer: Optimizer, cfg: ScheduleConfig, max_steps: int | None = None) -> Schedule:
     """The schedule of the `optim.sched:` section; `max_steps` is the trainer's, for where the section has none."""
     trainer_steps = max_steps if max_steps is not None and max_steps > 0 else None
-    return SCHEDULE_CLASSES[cfg.name](
+    make = schedules.find(cfg.name, SCHEDULE_CLASSES) or SCHEDULE_CLASSES[cfg.name]
+    schedule: Schedule = make(
         optimizer,
         max_steps=cfg.max_steps if cfg.max_steps is not None else trainer_steps,
         min_lr=cfg.min_lr,
         last_epoch=cfg.last_epoch,
         **cfg.options(),
     )
+    return schedule

@@ -137,7 +137,7 @@ manifest.prepare_manifest(Path(sys.argv[1]), Path(sys.argv[2]), report=wait)
 """
 
 
-def test_a_killed_run_goes_on_and_ends_as_one_that_was_not_killed(corpus: Path, tmp_path: Path) -> None:
+def test_a_killed_run_resumes_and_ends_like_one_that_was_not_killed(corpus: Path, tmp_path: Path) -> None:
     prepare_manifest(corpus, tmp_path / "undisturbed.jsonl")
     output = tmp_path / "m.jsonl"
     command = [sys.executable, "-c", SLOW_PREPARE, str(corpus), str(output)]
@@ -188,7 +188,7 @@ def test_an_input_that_changed_is_measured_from_the_start(
     assert len(lines(tmp_path / "m.jsonl")) == 13
 
 
-def test_other_settings_begin_anew(corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_other_settings_start_over(corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     prepare_manifest(corpus, tmp_path / "m.jsonl")
     progress = prepare_manifest(corpus, tmp_path / "m.jsonl", decode=False)
     assert "other settings" in caplog.text

@@ -31,7 +31,7 @@ from nest_ssl.audio.signal import (
     white_noise,
     write_added,
 )
-from nest_ssl.config import AugmentorConfig
+from nest_ssl.config.data import AugmentorConfig
 from nest_ssl.config.targets import TARGETS, resolve_target
 from nest_ssl.data.batch.collate import AudioNoiseBatch, empty, with_noise
 from nest_ssl.data.manifest.read import Utterance

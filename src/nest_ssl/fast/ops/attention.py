@@ -1,18 +1,18 @@
 """Relative-position attention as one operation: Triton kernels, the custom op, and its backward pass.
 
-`modules.attention.RelPositionMultiHeadAttention` is the reference. It stores the weights (B, H, S, S)
-and the scores by distance (B, H, S, 2S − 1) of every layer for the backward pass. Here neither is
-kept: the kernels work on one block of queries or keys at a time (as flash attention does), and the
-scores by distance are one GEMM, repeated in the backward pass. In a step of 64 × 16 s on an H200 all
-attention took 11.5 ms before and 8.8 ms after.
+`modules.attention.RelPositionMultiHeadAttention` is the reference. It stores the weights (B, H, S,
+S) and the scores by distance (B, H, S, 2S − 1) of every layer for the backward pass. Here neither
+is kept: the kernels work on one block of queries or keys at a time (as flash attention does), and
+the scores by distance are one GEMM, repeated in the backward pass. In a step of 64 × 16 s on an
+H200 all attention took 11.5 ms before and 8.8 ms after.
 
-The scores by distance stay in the layout of their GEMM, (H, B · S, R). The score of query q and key k
-is in row q, column S − 1 − q + k: the kernels read it (and write its gradient) with a stride of R − 1
-per query, so the shift from distances to keys is an address computation instead of a copy.
+The scores by distance stay in the layout of their GEMM, (H, B · S, R). The score of query q and key
+k is in row q, column S − 1 − q + k: the kernels read it (and write its gradient) with a stride of R
+− 1 per query, so the shift from distances to keys is an address computation instead of a copy.
 
 Masks. Keys and queries past an utterance's length are loaded as zeros, get a score of −1e30 and a
-weight of 0, and no block starts past the length: padding costs nothing. A limited context is a
-(S, S) table of bytes, read only if there is one. Dropout is a hash of the place (see `dropout`), so it
+weight of 0, and no block starts past the length: padding costs nothing. A limited context is a (S,
+S) table of bytes, read only if there is one. Dropout is a hash of the place (see `dropout`), so it
 is computed again in the backward pass instead of stored.
 
 N = B · S frames of all utterances in a row, B batch, H heads, S frames, C channels of a head,
@@ -79,10 +79,10 @@ def forward_kernel(
 ):  # fmt: skip
     """Write out (B, S, H, C) and the logarithm of each row's sum (B, H, S).
 
-    Grid: (blocks of BLOCK_Q queries, B · H). A program keeps its queries, the running maximum and sum
-    of each row, and BLOCK_Q × C sums in registers, and passes once over the keys and values in blocks of
-    BLOCK_K. What it keeps for the backward pass is one float per row instead of S weights.
-    C is rounded up to CP, a power of two, at least 16: the least that tl.dot multiplies.
+    Grid: (blocks of BLOCK_Q queries, B · H). A program keeps its queries, the running maximum and
+    sum of each row, and BLOCK_Q × C sums in registers, and passes once over the keys and values in
+    blocks of BLOCK_K. What it keeps for the backward pass is one float per row instead of S
+    weights. C is rounded up to CP, a power of two, at least 16: the least that tl.dot multiplies.
     """
     row_block, bh = tl.program_id(0), tl.program_id(1)
     b, h = bh // H, bh % H
@@ -136,11 +136,11 @@ def backward_queries_kernel(
 ):  # fmt: skip
     """Write the gradients of the queries by content and of the scores by distance, and each row's ⟨grad_out, out⟩.
 
-    Grid and loop are the forward kernel's: a program owns BLOCK_Q queries and passes over all keys, so
-    its sums stay in registers and no two programs write the same place (no atomics: a step repeats to
-    the bit). Weights are computed again from the scores and the logarithm of their sum. `grad_distance`
-    starts as zeros, since only columns of visible pairs are written. `delta` is what the softmax's
-    gradient subtracts; the keys' kernel, which runs next, reads it.
+    Grid and loop are the forward kernel's: a program owns BLOCK_Q queries and passes over all keys,
+    so its sums stay in registers and no two programs write the same place (no atomics: a step
+    repeats to the bit). Weights are computed again from the scores and the logarithm of their sum.
+    `grad_distance` starts as zeros, since only columns of visible pairs are written. `delta` is
+    what the softmax's gradient subtracts; the keys' kernel, which runs next, reads it.
     """
     row_block, bh = tl.program_id(0), tl.program_id(1)
     b, h = bh // H, bh % H
@@ -193,9 +193,10 @@ def backward_keys_kernel(
 ):  # fmt: skip
     """Write the gradients of the keys and values.
 
-    Grid: (blocks of BLOCK_K keys, B · H). The loop is turned around: a program owns BLOCK_K keys and
-    passes over all queries, so the two sums over queries stay in registers. The price is that scores
-    are computed a second time in the backward pass; sums by atomics would depend on their order.
+    Grid: (blocks of BLOCK_K keys, B · H). The loop is turned around: a program owns BLOCK_K keys
+    and passes over all queries, so the two sums over queries stay in registers. The price is that
+    scores are computed a second time in the backward pass; sums by atomics would depend on their
+    order.
     """
     column_block, bh = tl.program_id(0), tl.program_id(1)
     b, h = bh // H, bh % H
@@ -247,9 +248,9 @@ def add_queries_kernel(
 ):  # fmt: skip
     """Add the queries' gradients by distance, (H, N, C), to those by content, and sum each: the gradients of v and u.
 
-    Grid: (programs, H). A program sums a fixed range of rows in blocks of BLOCK_N and writes one partial
-    sum; torch adds the partial sums. That saves two further passes over gradients of the size of the
-    queries, and fixes the order of the sum.
+    Grid: (programs, H). A program sums a fixed range of rows in blocks of BLOCK_N and writes one
+    partial sum; torch adds the partial sums. That saves two further passes over gradients of the
+    size of the queries, and fixes the order of the sum.
     """
     first, h = tl.program_id(0) * rows_per_program, tl.program_id(1)
     channel = tl.arange(0, CP)
@@ -288,7 +289,8 @@ def relative_attention(
 ) -> tuple[Tensor, Tensor]:
     """Return attention (N, H, C) among each utterance's frames, and the logarithms of its sums (B, H, S).
 
-    The shape of `frames_BS` tells where utterances begin; `context_SS` what each frame may see, if not all.
+    The shape of `frames_BS` tells where utterances begin; `context_SS` what each frame may see, if
+    not all.
     """
     out_NHC = torch.empty_like(qkv_N3HC[:, 0], memory_format=torch.contiguous_format)
     batch, num_frames = frames_BS.shape

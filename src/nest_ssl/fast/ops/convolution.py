@@ -1,8 +1,8 @@
 """The depthwise convolution over time: Triton kernels, the custom op, and its backward pass.
 
-`modules.conformer.ConformerConvolution` is the reference. It transposes to (B, D, S) and back; this one
-reads frames as the layers have them, (N, D), and keeps only its input for the backward pass. Sums
-are in float32 and in a fixed order, so a step repeats to the bit.
+`modules.conformer.ConformerConvolution` is the reference. It transposes to (B, D, S) and back; this
+one reads frames as the layers have them, (N, D), and keeps only its input for the backward pass.
+Sums are in float32 and in a fixed order, so a step repeats to the bit.
 
 N = B · S frames of all utterances in a row, S frames of one, D channels, K taps.
 """
@@ -33,10 +33,11 @@ def convolve_kernel(
 ):  # fmt: skip
     """Write out[n] = bias + Σ_k weight[k] · x[n + k − left], within an utterance; FLIP takes the taps from the end.
 
-    Grid: (blocks of BLOCK_N rows, blocks of BLOCK_D channels). Frames of all utterances are one long
-    row, so a block may cover the end of one and the start of the next: `frame` is each row's place in
-    its own utterance, and a tap that would reach into a neighbour is masked. The K loads of a row hit the
-    cache after the first. FLIP makes the same kernel compute the gradient of the input.
+    Grid: (blocks of BLOCK_N rows, blocks of BLOCK_D channels). Frames of all utterances are one
+    long row, so a block may cover the end of one and the start of the next: `frame` is each row's
+    place in its own utterance, and a tap that would reach into a neighbour is masked. The K loads
+    of a row hit the cache after the first. FLIP makes the same kernel compute the gradient of the
+    input.
     """
     row = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     column = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
@@ -63,10 +64,10 @@ def weight_gradient_kernel(
     """Write partial[program, k] = Σ_n grad[n] · x[n + k − left] over the program's rows; in place K, Σ_n grad[n].
 
     Grid: (ranges of rows, blocks of BLOCK_D channels, K / 3). A program handles three taps, whose
-    BLOCK_N × BLOCK_D sums stay in registers until the end; all K taps at once would spill. Partial sums
-    are added by torch in a fixed order. With the kernel above this took the convolutions of a step
-    (64 × 16 s, H200) from 2.8 to 1.1 ms. Masks are those of the forward pass: rows of this program,
-    channels below D, taps within the utterance.
+    BLOCK_N × BLOCK_D sums stay in registers until the end; all K taps at once would spill. Partial
+    sums are added by torch in a fixed order. With the kernel above this took the convolutions of a
+    step (64 × 16 s, H200) from 2.8 to 1.1 ms. Masks are those of the forward pass: rows of this
+    program, channels below D, taps within the utterance.
     """
     first, k = tl.program_id(0) * rows_per_program, tl.program_id(2) * 3
     column = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)

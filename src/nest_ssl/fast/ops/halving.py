@@ -1,9 +1,9 @@
 """The depthwise 3 × 3 convolution of stride 2 of the subsampling: Triton kernels, the custom op, its backward pass.
 
-`modules.subsampling.HalvingConv` is the reference, with the ReLU and the zeroing past the end that come
-before it. Channels are last here. In a step of 64 × 16 s on an H200 these convolutions took 29 ms when
-they were left to the compiler, and take 3.2 ms by these kernels. Only the input is kept for the
-backward pass.
+`modules.subsampling.HalvingConv` is the reference, with the ReLU and the zeroing past the end that
+come before it. Channels are last here. In a step of 64 × 16 s on an H200 these convolutions took 29
+ms when they were left to the compiler, and take 3.2 ms by these kernels. Only the input is kept for
+the backward pass.
 
 B batch, T frames and M bands of the input, U and V those of the output, C channels.
 """
@@ -33,10 +33,11 @@ def halve_kernel(
 ):  # fmt: skip
     """Write out[b, u, v] = bias + Σ_ij weight[i, j] · relu(x[b, 2u + i − pad, 2v + j − pad]); zeros past x's end.
 
-    Grid: (B · U frames of the output, blocks of BLOCK_V bands, blocks of BLOCK_C channels). Channels are
-    last, so neighbouring threads read neighbouring addresses. The mask of a load has three parts:
-    frames before 0 or past the utterance's length, bands outside 0 … M − 1, channels past C. The ReLU
-    is applied to what was loaded: neither it nor the length costs a pass over memory.
+    Grid: (B · U frames of the output, blocks of BLOCK_V bands, blocks of BLOCK_C channels).
+    Channels are last, so neighbouring threads read neighbouring addresses. The mask of a load has
+    three parts: frames before 0 or past the utterance's length, bands outside 0 … M − 1, channels
+    past C. The ReLU is applied to what was loaded: neither it nor the length costs a pass over
+    memory.
     """
     row_out = tl.program_id(0)
     b, u = row_out // U, row_out % U
@@ -68,10 +69,11 @@ def halve_input_gradient_kernel(
 ):  # fmt: skip
     """Write grad_x[b, t, m] = Σ weight[i, j] · grad[b, u, v] over the outputs that read it, where x is positive.
 
-    Grid: (B · T frames of the input, blocks of BLOCK_M bands, blocks of BLOCK_C channels). With stride 2 an
-    input is read by at most two frames and two bands of the output: of the nine taps only those
-    count for which 2u + i − pad = t and 2v + j − pad = m, hence the tests for even numbers. A program
-    gathers them, so nothing is added by atomics. Past the length the gradient is 0.
+    Grid: (B · T frames of the input, blocks of BLOCK_M bands, blocks of BLOCK_C channels). With
+    stride 2 an input is read by at most two frames and two bands of the output: of the nine taps
+    only those count for which 2u + i − pad = t and 2v + j − pad = m, hence the tests for even
+    numbers. A program gathers them, so nothing is added by atomics. Past the length the gradient is
+    0.
     """
     row_in = tl.program_id(0)
     b, t = row_in // T, row_in % T
@@ -106,9 +108,9 @@ def halve_weight_gradient_kernel(
 ):  # fmt: skip
     """Write partial[program, 3i + j] = Σ grad[b, u, v] · relu(x[…]) over the program's rows (b, u); in place 9, Σ grad.
 
-    Grid: (ranges of rows, blocks of BLOCK_C channels, 3). A program handles one row i of the 3 × 3 kernel:
-    three taps, whose BLOCK_V × BLOCK_C sums stay in registers (8.1 → 3.2 ms for the subsampling of 64 × 16 s
-    on an H200). Partial sums are added by torch in a fixed order.
+    Grid: (ranges of rows, blocks of BLOCK_C channels, 3). A program handles one row i of the 3 × 3
+    kernel: three taps, whose BLOCK_V × BLOCK_C sums stay in registers (8.1 → 3.2 ms for the
+    subsampling of 64 × 16 s on an H200). Partial sums are added by torch in a fixed order.
     """
     first, i = tl.program_id(0) * rows_per_program, tl.program_id(2)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)

@@ -1,4 +1,4 @@
-"""Shared memory of loader processes that is used again."""
+"""Padded batches, and the shared memory of workers that is reused."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.data.corpus import Corpus
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
 
-def test_a_block_is_used_again_only_after_it_was_given_back() -> None:
+def test_a_block_is_reused_only_after_it_was_given_back() -> None:
     blocks = Blocks()
     first, loan = blocks.take(1000), blocks.loan()
     assert loan.numbers == [0]
@@ -52,7 +52,7 @@ def test_when_nothing_is_given_back_memory_is_fresh() -> None:
 
 def loader_that_keeps_blocks(corpus: Corpus, num_workers: int) -> PlannedLoader:
     loader = build_loader(corpus.config(num_workers=num_workers, persistent_workers=True), seed=3, mix=False)
-    loader.worker_init_fn = keep_blocks  # what page-locking loaders do, which need a GPU
+    loader.worker_init_fn = keep_blocks  # what loaders with pinned memory do, which need a GPU
     return loader
 
 
@@ -66,7 +66,7 @@ def _pinning_is_copying(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_pinning_is_copying")
-def test_batches_in_memory_used_again_are_the_same(corpus: Corpus) -> None:
+def test_batches_in_reused_memory_are_the_same(corpus: Corpus) -> None:
     def epochs(loader: PlannedLoader) -> Iterator[AudioNoiseBatch]:
         for epoch in range(4):
             loader.set_epoch(epoch)
@@ -94,7 +94,7 @@ def test_batches_that_are_kept_are_not_written_over(corpus: Corpus) -> None:
         assert torch.equal(ours.noise, theirs.noise)
 
 
-def test_without_page_locked_memory_there_is_no_loan(corpus: Corpus) -> None:
+def test_without_pinned_memory_there_is_no_loan(corpus: Corpus) -> None:
     for num_workers in (0, 1):
         config = replace(corpus.config(num_workers=num_workers), pin_memory=False)
         assert next(iter(build_loader(config))).loan is None

@@ -133,7 +133,7 @@ def test_without_a_noise_manifest_the_noise_is_zeros(corpus: Corpus) -> None:
     assert torch.equal(batch.noise_len, batch.audio_len)  # type: ignore[arg-type]
 
 
-def test_epochs_draw_anew_but_validation_can_repeat_itself(corpus: Corpus) -> None:
+def test_epochs_differ_but_validation_can_repeat_itself(corpus: Corpus) -> None:
     for same in (False, True):
         loader = build_loader(corpus.config(shuffle=False), seed=3, same_every_epoch=same)
         first = list(loader)
@@ -157,14 +157,14 @@ def test_short_audio_is_padded_to_the_least_length(corpus: Corpus) -> None:
 
 
 @pytest.mark.parametrize("kind", PARAMS)
-def test_what_loader_processes_run_can_be_sent_to_a_new_interpreter(corpus: Corpus, kind: str) -> None:
+def test_what_workers_run_can_be_sent_to_a_new_interpreter(corpus: Corpus, kind: str) -> None:
     loader = build_loader(corpus.config(**KINDS[kind]), seed=3)
     (spec, *_) = loader.batches
     sent, spec_sent = pickle.loads(pickle.dumps((loader.dataset, spec)))
     assert_same(sent[spec_sent], loader.dataset[spec])
 
 
-def test_a_caller_that_reads_ahead_can_say_where_to_go_on(corpus: Corpus) -> None:
+def test_a_caller_that_reads_ahead_can_say_where_to_resume(corpus: Corpus) -> None:
     loader = build_loader(corpus.config(), seed=3)
     whole = list(loader)
     resumed = build_loader(corpus.config(), seed=3)
@@ -316,7 +316,7 @@ def test_too_many_bad_files_stop_the_run_with_a_way_out(broken: tuple[Corpus, di
         assert part in message
 
 
-def test_exactly_the_allowed_share_goes_on(broken: tuple[Corpus, dict[str, str]]) -> None:
+def test_exactly_the_allowed_share_does_not_stop_the_run(broken: tuple[Corpus, dict[str, str]]) -> None:
     corpus, _ = broken
     list(build_loader(corpus.config(max_bad_fraction=4 / 22), seed=3))
     with pytest.raises(BadDataError, match="4 of 22"):

@@ -206,7 +206,7 @@ def test_the_hash_changes_with_seed_data_world_size_and_settings_only() -> None:
     assert hash_of() == hashes[0]
 
 
-def test_an_endless_plan_goes_on_past_its_rounds() -> None:
+def test_an_endless_plan_continues_past_its_rounds() -> None:
     order = MixtureOrder((PlainOrder(12, 1, True), PlainOrder(4, 1, True, 1)), (12, 4), 1)
     plan = FixedSizePlan(order, batch_size=4, world_size=2, drop_last=False, seed=1, fingerprint="", endless=True)
     assert plan.num_batches() is None
@@ -254,4 +254,4 @@ def test_ten_million_utterances_cost_four_bytes_each_and_nothing_per_batch() -> 
     assert held < 41e6
     assert peak < 50e6
     assert held_after - held < 1e5
-    assert len(pickle.dumps(far)) < 1000  # what goes to a loader process
+    assert len(pickle.dumps(far)) < 1000  # what is sent to a worker

@@ -172,6 +172,8 @@ def test_the_dataset_takes_cuts_as_nemos_does(corpus: Corpus, cuts: CutSet) -> N
     assert batch.noise.any(dim=1).all()
 
 
-def test_ways_of_ours_to_mix_datasets_are_said_to_do_nothing(corpus: Corpus, caplog: pytest.LogCaptureFixture) -> None:
+def test_our_own_keys_for_mixing_datasets_are_reported_as_unused(
+    corpus: Corpus, caplog: pytest.LogCaptureFixture
+) -> None:
     build_loader(config(corpus, is_concat=True, bucketing_weights=[1, 2]))
     assert [message.split(":")[0] for message in caplog.messages] == ["is_concat", "bucketing_weights"]

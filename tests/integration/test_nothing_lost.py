@@ -1,0 +1,88 @@
+"""What was trained is saved before anything can go wrong in a validation."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from tests.integration.runs import PROGRAM, arguments, losses, run
+
+SLOW_VALIDATION = """
+import sys, time
+from pathlib import Path
+from nest_ssl.fast.engine import Objective
+real = Objective.evaluate
+def slow(self, batch):
+    Path(sys.argv[1]).touch()
+    time.sleep(1.0)
+    return real(self, batch)
+Objective.evaluate = slow
+from nest_ssl.cli.main import main
+main(["pretrain", *sys.argv[2:]])
+"""
+NOTHING_ELSE_SAVES = "exp_manager.checkpoint_callback_params.every_n_train_steps=null"
+
+
+def saved(path: Path) -> tuple[int, bool]:
+    content = torch.load(path, weights_only=True)
+    return content["global_step"], content["progress"]["validation_is_due"]
+
+
+def test_a_validation_that_fails_loses_no_training(corpus: Path, tmp_path: Path) -> None:
+    lines = (corpus / "valid.jsonl").read_text().splitlines(keepends=True)
+    for number in range(len(lines)):
+        (tmp_path / f"{number}.wav").write_bytes(b"no audio")
+    broken = "".join(f'{{"audio_filepath": "{number}.wav", "duration": 1.2}}\n' for number in range(len(lines)))
+    (tmp_path / "broken.jsonl").write_text(broken)
+    bad = f"model.validation_ds.manifest_filepath={tmp_path / 'broken.jsonl'}"
+    failed = run(arguments(corpus, tmp_path, "run", NOTHING_ELSE_SAVES, bad))
+    assert failed.returncode == 1
+    assert saved(tmp_path / "run" / "checkpoints" / "last.ckpt") == (6, True)
+    done = run(arguments(corpus, tmp_path, "run", NOTHING_ELSE_SAVES))
+    assert done.returncode == 0, done.stderr[-3000:]
+    whole = run(arguments(corpus, tmp_path, "whole", NOTHING_ELSE_SAVES))
+    assert whole.returncode == 0, whole.stderr[-3000:]
+    for column in ("train_loss", "val_loss", "train_loss_epoch"):
+        assert losses(tmp_path / "run" / "metrics.csv", column) == losses(tmp_path / "whole" / "metrics.csv", column)
+
+
+def test_a_stop_leaves_a_validation_at_its_next_batch(corpus: Path, tmp_path: Path) -> None:
+    lines = (corpus / "valid.jsonl").read_text()
+    (corpus / "long.jsonl").write_text(lines * 10)  # 20 batches of a second each
+    note = tmp_path / "validates"
+    data = (f"model.validation_ds.manifest_filepath={corpus / 'long.jsonl'}", "model.validation_ds.batch_size=4")
+    args = arguments(corpus, tmp_path, "run", NOTHING_ELSE_SAVES, *data, "trainer.max_steps=8")
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW_VALIDATION, str(note), *args], stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 120
+    while not note.exists():
+        assert process.poll() is None, process.stderr and process.stderr.read()[-3000:]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    asked = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 75, stderr[-3000:]
+    assert time.monotonic() - asked < 10
+    assert "saved and stopped after step 6" in stderr
+    assert saved(tmp_path / "run" / "checkpoints" / "last.ckpt") == (6, True)
+    done = subprocess.run([*PROGRAM, *args], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert list(losses(tmp_path / "run" / "metrics.csv", "val_loss")) == [5]
+    assert saved(tmp_path / "run" / "checkpoints" / "last.ckpt") == (8, False)
+
+
+def test_a_validation_that_has_been_done_is_not_repeated(corpus: Path, tmp_path: Path) -> None:
+    for steps in (6, 8):
+        done = run(arguments(corpus, tmp_path, "run", NOTHING_ELSE_SAVES, f"trainer.max_steps={steps}"))
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert saved(tmp_path / "run" / "checkpoints" / "last.ckpt") == (steps, False)
+    rows = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
+    place = rows[0].split(",").index("val_loss")
+    assert [row.split(",")[0] for row in rows[1:] if row.split(",")[place]] == ["5"]

@@ -1,0 +1,160 @@
+"""What ranks say to each other, on real processes, compared with one rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nest_ssl.training import parallel
+from nest_ssl.training.parallel import (
+    ASK_EVERY_N_STEPS,
+    FirstRanksClock,
+    GradientExchange,
+    SynchronizedBatchNorm,
+    World,
+    synchronize_batch_norms,
+)
+from tests.helpers import NO_DROPOUT, tiny_model
+from tests.ranks import on_ranks
+
+SIZES = ((3, 11), (2, 7))
+"""Batch and frames of each rank."""
+CHANNELS = 5
+
+
+def batch_of(rank: int) -> Tensor:
+    generator = torch.Generator().manual_seed(rank)
+    size, frames = SIZES[rank]
+    return torch.randn(size, CHANNELS, frames, generator=generator) * (1 + rank) + 3 * rank
+
+
+def normalize(norm: nn.BatchNorm1d, batches: list[Tensor]) -> dict[str, Any]:
+    """Outputs, gradients of a nonlinear loss, and statistics, of batches that share their statistics."""
+    flat = torch.cat([x.transpose(0, 1).reshape(CHANNELS, -1) for x in batches], 1)[None].requires_grad_()
+    y = norm(flat)
+    (y.square() * torch.linspace(0.5, 2, CHANNELS)[:, None]).sum().backward()
+    assert flat.grad is not None
+    return {
+        "y": y.detach(),
+        "x": flat.grad,
+        "weight": None if norm.weight.grad is None else norm.weight.grad.clone(),
+        "mean": norm.running_mean,
+        "var": norm.running_var,
+    }
+
+
+def make_norm(kind: type[nn.BatchNorm1d]) -> nn.BatchNorm1d:
+    norm = kind(CHANNELS)
+    with torch.no_grad():
+        norm.weight.copy_(torch.linspace(0.5, 1.5, CHANNELS))
+        norm.bias.copy_(torch.linspace(-1, 1, CHANNELS))
+    return norm.train()
+
+
+def synchronized(world: World) -> dict[str, Any]:
+    return normalize(make_norm(SynchronizedBatchNorm), [batch_of(world.rank)])
+
+
+def test_a_synchronised_batch_norm_is_that_of_the_whole_batch() -> None:
+    """Ranks with different numbers of frames; gradients of the parameters add up over the ranks."""
+    whole = normalize(make_norm(nn.BatchNorm1d), [batch_of(0), batch_of(1)])
+    ranks = on_ranks(synchronized, 2)
+    for name in ("y", "x"):
+        torch.testing.assert_close(torch.cat([one[name] for one in ranks], 2), whole[name], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(ranks[0]["weight"] + ranks[1]["weight"], whole["weight"], rtol=1e-5, atol=1e-5)
+    for one in ranks:
+        torch.testing.assert_close(one["mean"], whole["mean"])
+        torch.testing.assert_close(one["var"], whole["var"])
+
+
+def test_synchronising_changes_neither_names_nor_values() -> None:
+    model = tiny_model()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert synchronize_batch_norms(model) == len(model.encoder.layers)
+    assert synchronize_batch_norms(model) == 0
+    after = model.state_dict()
+    assert list(after) == list(before)
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    model.eval()
+    norm = next(module for module in model.modules() if isinstance(module, SynchronizedBatchNorm))
+    norm(torch.randn(2, norm.num_features, 4))  # without a process group
+
+
+def averaged(world: World, bucket_bytes: int) -> list[Tensor]:
+    parallel.BUCKET_BYTES = bucket_bytes
+    parameters = [nn.Parameter(torch.zeros(size)) for size in (3, 5, 2)]
+    for number, parameter in enumerate(parameters):
+        if (number, world.rank) != (1, 1):  # rank 1 did not use the second
+            parameter.grad = torch.full_like(parameter, float(world.rank + number))
+    GradientExchange(parameters, world).average()
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 1000])
+def test_gradients_are_averaged_in_buckets_of_any_size(bucket_bytes: int) -> None:
+    for gradients in on_ranks(averaged, 2, bucket_bytes):
+        assert [gradient.tolist() for gradient in gradients] == [[0.5] * 3, [0.5] * 5, [2.5] * 2]
+
+
+def clock(world: World, first_step: int) -> dict[int, int]:
+    """Rank 0 asks from step 33 until it is heard; the others never ask."""
+    clock = FirstRanksClock(world)
+    answers, heard = {}, False
+    for step in range(first_step, first_step + 60):
+        answers[step] = clock.answer(step, int(world.is_first and step >= 33 and not heard))
+        heard = heard or answers[step] != 0
+    return {step: answer for step, answer in answers.items() if answer}
+
+
+@pytest.mark.parametrize("first_step", [1, 27])
+def test_all_ranks_hear_the_first_ranks_clock_once_at_the_same_step(first_step: int) -> None:
+    first, second = on_ranks(clock, 2, first_step)
+    assert first == second == {40 + ASK_EVERY_N_STEPS: 1}
+
+
+def test_one_rank_hears_its_own_clock_at_once() -> None:
+    assert FirstRanksClock(World()).answer(7, 3) == 3
+
+
+def sharded(world: World) -> dict[str, Any]:
+    """Two steps of a sharded model, its whole state, and the same put back into another sharded model."""
+    from nest_ssl.training.optimizers import build_optimizer
+
+    def train(model: Any, optimizer: Any, steps: int) -> None:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            torch.manual_seed(0)
+            audio = 0.1 * torch.randn(2, 16_000)
+            length = torch.tensor([16_000, 12_000])
+            model.masked_loss(audio, length, audio, length).loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+
+    def make(seed: int) -> tuple[Any, Any]:
+        model = tiny_model({**NO_DROPOUT, "masking.mask_prob": 1.0}, seed=seed).train()
+        if world.size > 1:
+            parallel.shard(model)
+        return model, build_optimizer(model, model.cfg.optim)
+
+    model, optimizer = make(1)
+    train(model, optimizer, 2)
+    weights, state = parallel.whole_weights(model), parallel.whole_optimizer_state(model, optimizer)
+    other, other_optimizer = make(2)
+    parallel.load_whole_weights(other, weights)
+    parallel.load_whole_optimizer_state(other, other_optimizer, state)
+    norm = parallel.gradient_norm([p for p in model.parameters() if p.requires_grad])
+    train(other, other_optimizer, 1)
+    return {"norm": float(norm), "weights": weights, "after": parallel.whole_weights(other)}
+
+
+def test_sharded_weights_train_are_gathered_and_restored_like_whole_ones() -> None:
+    alone = sharded(World())
+    for one in on_ranks(sharded, 2):
+        assert one["norm"] == pytest.approx(alone["norm"], rel=1e-4)
+        if one["weights"]:  # gathered on rank 0
+            for kind in ("weights", "after"):
+                for name, value in alone[kind].items():
+                    torch.testing.assert_close(one[kind][name], value, rtol=1e-3, atol=1e-5, msg=f"{kind} {name}")

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from nest_ssl.config.training import EarlyStoppingConfig
+from nest_ssl.training.stopping import EarlyStopping, TimeLimits
+
+
+def early(**options: Any) -> EarlyStopping:
+    config = EarlyStoppingConfig(**{"min_delta": 0.1, "patience": 2, **options})
+    return EarlyStopping(config, has_validation=True)
+
+
+def reasons(stopping: EarlyStopping, values: list[float]) -> list[bool]:
+    return [stopping.look(value) is not None for value in values]
+
+
+def test_a_run_stops_when_its_patience_is_over() -> None:
+    assert reasons(early(), [3.0, 2.0, 1.95, 1.85, 1.8, 1.79]) == [False, False, False, False, False, True]
+    assert reasons(early(mode="max"), [1.0, 2.0, 2.05, 2.0]) == [False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("options", "value", "words"),
+    [
+        ({}, math.nan, "val_loss is nan"),
+        ({"stopping_threshold": 1.0}, 0.9, "has reached stopping_threshold 1.0"),
+        ({"divergence_threshold": 9.0}, 9.5, "is beyond divergence_threshold 9.0"),
+        ({"mode": "max", "stopping_threshold": 1.0}, 1.1, "has reached"),
+    ],
+)
+def test_thresholds_and_values_that_are_not_finite_stop_a_run(
+    options: dict[str, Any], value: float, words: str
+) -> None:
+    stopping = early(**options)
+    assert stopping.look(5.0 if options.get("mode") != "max" else 0.5) is None
+    assert words in (stopping.look(value) or "")
+    resumed = early(**options)
+    resumed.resume(stopping.state())
+    assert words in (resumed.reason() or "")  # it stays stopped
+
+
+def test_a_resumed_run_has_the_patience_it_is_given_now() -> None:
+    stopping = early()
+    assert reasons(stopping, [1.0, 1.0, 1.0]) == [False, False, True]
+    patient = early(patience=3)
+    patient.resume(stopping.state())
+    assert patient.reason() is None
+    assert reasons(patient, [1.0]) == [True]
+
+
+def test_what_is_known_at_the_end_of_an_epoch_is_looked_at_there() -> None:
+    for options, at_epoch_end in (
+        ({"monitor": "train_loss_epoch"}, True),
+        ({}, False),
+        ({"check_on_train_epoch_end": True}, True),
+    ):
+        assert early(**options).looks_at_epoch_end is at_epoch_end
+    assert EarlyStopping(EarlyStoppingConfig(monitor="train_loss"), has_validation=False).looks_at_epoch_end
+
+
+def test_the_whole_time_counts_earlier_parts_and_the_time_per_run_does_not() -> None:
+    limits = TimeLimits(max_time_s=100.0, max_time_per_run_s=50.0)
+    assert limits.reason() is None
+    limits.earlier_s = 99.0
+    assert limits.reason() is None
+    limits.earlier_s = 100.0
+    assert "trainer.max_time of 100 s is over" in (limits.reason() or "")
+    assert "max_time_per_run of 0 s is over" in (TimeLimits(None, 0.0).reason() or "")
