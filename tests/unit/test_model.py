@@ -1,4 +1,4 @@
-"""The model as a whole: what NeMo's gets wrong, batch-independence, and no word back from the device."""
+"""The whole model: what NeMo's gets wrong, independence of the batch, and no value read back from the device."""
 
 from __future__ import annotations
 

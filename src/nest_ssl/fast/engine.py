@@ -144,6 +144,7 @@ class Objective:
         self._graphs: Graphs | None = None
         self._seen: set[tuple[int, int]] = set()
 
+    @torch.enable_grad()
     def gradients(
         self,
         batch: Batch,
@@ -185,14 +186,13 @@ class Objective:
         if not adds:
             for p in self._params:
                 p.grad = None
-        with torch.enable_grad():
-            prediction = self._predict(batch, num_samples)
-            if self.on_backward is not None:
-                self.on_backward(prediction.loss.detach())
-            if scaler is None:
-                prediction.loss.backward(torch.full_like(prediction.loss, share))
-            else:
-                scaler.scale(prediction.loss * share).backward()
+        prediction = self._predict(batch, num_samples)
+        if self.on_backward is not None:
+            self.on_backward(prediction.loss.detach())
+        if scaler is None:
+            prediction.loss.backward(torch.full_like(prediction.loss, share))
+        else:
+            scaler.scale(prediction.loss * share).backward()
         return prediction.detached()
 
     def _predict(self, batch: Batch, num_samples: Tensor | None) -> MaskedPrediction:

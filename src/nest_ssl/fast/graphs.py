@@ -1,7 +1,7 @@
 """Training steps as CUDA graphs: a step whose shape has been seen before is one launch instead of thousands.
 
 Small batches spend their time on launching kernels: without graphs 8 × 16 s takes as long as 32 ×
-16 s (123 and 136 ms on an H200; 17 and 36 ms with them). A graph holds forward and backward and
+16 s (123 and 136 ms on an H200; 18 and 36 ms with them). A graph holds forward and backward and
 leaves the gradients in static buffers, which become the parameters' `.grad`: nothing is allocated
 or copied after a replay. All graphs share these buffers and one memory pool. Audio is padded to one
 of few sizes (results do not change), so that shapes repeat.

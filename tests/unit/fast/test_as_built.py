@@ -38,7 +38,7 @@ def encoder() -> ConformerEncoder:
     return tiny_model().encoder
 
 
-def test_an_encoder_is_what_it_was_built_as(encoder: ConformerEncoder) -> None:
+def test_an_untouched_encoder_is_as_built(encoder: ConformerEncoder) -> None:
     encoder.register_forward_hook(lambda *_: None)  # it is called itself
     encoder.layers[0].register_forward_pre_hook(may_be_skipped(lambda *_: None))
     assert is_as_built(encoder)
@@ -61,7 +61,7 @@ def given_another_forward(encoder: Any) -> None:
 
 
 @pytest.mark.parametrize("change", [watched, normed, adapted, given_another_forward])
-def test_what_was_changed_in_it_is_seen(encoder: ConformerEncoder, change: Any) -> None:
+def test_a_changed_encoder_is_recognised(encoder: ConformerEncoder, change: Any) -> None:
     change(encoder)
     assert not is_as_built(encoder)
 

@@ -68,7 +68,7 @@ def test_pre_emphasis_rounds_the_product_and_the_difference() -> None:
     assert not np.array_equal(fused.numpy(), expected[:, 1:])  # one rounding would show
 
 
-def test_an_utterance_does_not_hear_its_neighbours_of_a_batch() -> None:
+def test_an_utterance_does_not_hear_its_neighbours_in_the_batch() -> None:
     audio, length = torch.randn(3, 16_000), torch.tensor([9_000, 8_000, 16_000])
     preprocessor = AudioToMelSpectrogramPreprocessor(**OPTIONS).eval()
     mels, frames = preprocessor(audio, length)

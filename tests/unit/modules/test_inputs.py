@@ -1,4 +1,4 @@
-"""Bad input gets an error in words, or a documented result."""
+"""Bad input gives a clear error or a documented result."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def changed(**changes: Any) -> dict[str, Tensor]:
         ),
     ],
 )
-def test_wrong_input_is_an_error_in_words(
+def test_wrong_input_gives_a_clear_error(
     model: EncDecMaskedTokenPredModel, changes: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ValueError, match=words):
@@ -69,7 +69,7 @@ def test_wrong_input_is_an_error_in_words(
         (torch.zeros(2, 80, 100, dtype=torch.long), "floating-point features"),
     ],
 )
-def test_wrong_features_are_an_error_in_words(model: EncDecMaskedTokenPredModel, features: Tensor, words: str) -> None:
+def test_wrong_features_give_a_clear_error(model: EncDecMaskedTokenPredModel, features: Tensor, words: str) -> None:
     length = torch.tensor([100, 50])
     with pytest.raises(ValueError, match=words):
         model(

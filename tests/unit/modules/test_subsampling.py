@@ -73,7 +73,7 @@ def test_an_utterance_does_not_hear_its_neighbours_in_the_batch() -> None:
         torch.testing.assert_close(together[row, : len(alone)], alone)
 
 
-def test_hooks_and_adapters_in_it_act() -> None:
+def test_hooks_and_adapters_in_the_subsampling_take_effect() -> None:
     module, inputs = subsampling_of(), (torch.randn(1, 64, 20), torch.tensor([64]))
     before, heard = module(*inputs)[0], []
     with module.out.register_forward_hook(lambda *_: heard.append(True)):
@@ -94,7 +94,7 @@ def test_a_hook_of_the_backward_pass_is_called() -> None:
 
 @torch.no_grad()
 @pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
-def test_what_is_traced_works_for_other_lengths() -> None:
+def test_a_traced_subsampling_works_for_other_lengths() -> None:
     module = subsampling_of().eval()
     traced = torch.jit.trace(module, (torch.randn(2, 64, 20), torch.tensor([64, 30])), check_trace=False)
     x, lengths = torch.randn(2, 64, 20), torch.tensor([12, 64])
