@@ -207,6 +207,6 @@ def test_nothing_is_printed_without_a_progress_bar(
         ("trainer.precision=bf16-true", "would round the audio"),
     ],
 )
-def test_senseless_values_are_refused(corpus: Path, tmp_path: Path, option: str, words: str) -> None:
+def test_invalid_values_are_refused(corpus: Path, tmp_path: Path, option: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         train(corpus, tmp_path, "run", 1, option)

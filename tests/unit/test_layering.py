@@ -14,9 +14,8 @@ ROWS: list[set[str]] = [
     {"config"},
     {"run_folder", "nemo_file", "audio"},
     {"modules"},
-    {"inputs"},
     {"objective", "model"},
-    {"captured", "fast"},
+    {"fast"},
     {"checkpoint"},
     {"layer_features"},
     {"data"},
@@ -37,7 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     for number, row in enumerate(ROWS)
     for name in row
 }
-ONLY_USER = {"lightning": {"training", "cli"}, "transformers": {"checkpoint", "extract", "probe"}}
+ONLY_USER = {"lightning": {"lightning"}, "transformers": {"checkpoint", "extract", "probe"}}
 OMEGACONF_USERS = {"config", "checkpoint"}  # checkpoint: the types inside NeMo's own .ckpt files
 
 
