@@ -1,11 +1,11 @@
-"""How many seconds of noisy speech one core makes ready per second: decoding alone, nest-ssl, and NeMo.
+"""How many seconds of noisy speech one core prepares per second: decoding alone, nest-ssl, and NeMo.
 
     python benchmarks/data_pipeline.py --nemo-python /path/to/nemo/bin/python --output benchmarks/results/data.json
 
-FLAC of 16 kHz, utterances of 8 to 16 s, NeMo's default augmentation, no loader processes, one thread, one core;
-everything is decoded anew in every epoch but for the row with the noise bank. Speech and noise are synthesised;
-`--speech` takes a manifest of real speech in place of it, `--noise` one of real noise in addition.
-Without NeMo's interpreter (also NEST_SSL_NEMO_PYTHON) its row says so.
+16 kHz FLAC, utterances of 8 to 16 s, NeMo's default augmentation, no DataLoader workers, one thread, one core. Every
+epoch decodes everything again, except in the row with the noise bank. Speech and noise are synthetic; `--speech`
+replaces the speech with a manifest's, `--noise` adds a manifest of real noise.
+Without NeMo's interpreter (also NEST_SSL_NEMO_PYTHON) its row holds a note instead.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Samples = np.ndarray[Any, Any]
 
 
 def synthetic_speech(num_samples: int, rng: np.random.Generator) -> Samples:
-    """Voiced syllables with pauses and a noise floor: about as hard to compress as read speech."""
+    """Make voiced syllables with pauses and a noise floor, about as hard to compress as read speech."""
     t = np.arange(num_samples) / RATE
     pitch = 120 + 40 * np.sin(2 * np.pi * 0.4 * t + rng.uniform(0, 6))
     phase = 2 * np.pi * np.cumsum(pitch) / RATE
@@ -62,13 +62,13 @@ def synthetic_speech(num_samples: int, rng: np.random.Generator) -> Samples:
 
 
 def white(num_samples: int, rng: np.random.Generator) -> Samples:
-    """Energy at all frequencies, so the sum of a segment is as often positive as negative."""
+    """Make noise with energy at all frequencies: the sum of a segment is equally often positive and negative."""
     noise: Samples = 0.05 * np.convolve(rng.standard_normal(num_samples), np.ones(6) / 6, "same")
     return noise
 
 
 def recorded(num_samples: int, rng: np.random.Generator) -> Samples:
-    """As from a sound card: nothing below some 100 Hz, and an offset of 1e-5, positive or negative."""
+    """Make noise as from a sound card: nothing below about 100 Hz, and an offset of ±1e-5."""
     noise = white(num_samples, rng)
     slow = np.convolve(noise, np.ones(160) / 160, "same")
     noise -= slow - rng.choice([-1e-5, 1e-5])
@@ -80,8 +80,8 @@ NOISE: dict[str, Callable[[np.random.Generator], list[Samples]]] = {
     "recordings of 30 s": lambda rng: [recorded(30 * RATE, rng) for _ in range(64)],
     "clips of 5 s": lambda rng: [recorded(5 * RATE, rng) for _ in range(64)],
 }
-"""NeMo's speed depends on the noise: it reads a segment of a file that is longer than the utterance again, up to 100
-times, while the sum of its samples is not positive."""
+"""NeMo's speed depends on the noise: from a file longer than the utterance it reads a segment again, up to 100 times,
+until the sum of the samples is positive."""
 
 
 def real_files(manifest: Path) -> list[Samples]:
@@ -91,7 +91,7 @@ def real_files(manifest: Path) -> list[Samples]:
 
 
 def speech_signals(manifest: Path | None, num: int, rng: np.random.Generator) -> list[Samples]:
-    """`num` utterances of 8 to 16 s."""
+    """Return `num` utterances of 8 to 16 s."""
     lengths = [int(duration_s * RATE) for duration_s in rng.uniform(8, 16, num)]
     if manifest is None:
         return [synthetic_speech(length, rng) for length in lengths]
@@ -101,7 +101,7 @@ def speech_signals(manifest: Path | None, num: int, rng: np.random.Generator) ->
 
 
 def write_data(folder: Path, signals: dict[str, list[Samples]]) -> None:
-    """FLAC files and a manifest for each kind."""
+    """Write FLAC files and a manifest for each kind."""
     for name, all_samples in signals.items():
         lines = []
         for i, samples in enumerate(all_samples):
@@ -112,7 +112,7 @@ def write_data(folder: Path, signals: dict[str, list[Samples]]) -> None:
 
 
 def decode_only(folder: Path) -> Callable[[], None]:
-    """The limit: each utterance and a noise segment of its length, decoded and thrown away."""
+    """The upper limit: decode each utterance and a noise segment of its length, and discard them."""
     speech, noise = (
         [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
         for name in ("speech", "noise")
@@ -153,7 +153,7 @@ def ours(folder: Path, noise_bank_gb: float = 0.0) -> Callable[[], None]:
 
 
 def nemo(folder: Path) -> Callable[[], None]:
-    """Runs only under NeMo's interpreter."""
+    """NeMo's pipeline; runs only under NeMo's interpreter."""
     from nemo.collections.asr.data.ssl_dataset import get_audio_noise_dataset
     from nemo.collections.asr.modules.ssl_modules import MultiSpeakerNoiseAugmentation
     from nemo.utils import logging
@@ -178,7 +178,7 @@ def exhaust(batches: Iterable[Any]) -> None:
 
 
 def seconds(epochs: dict[str, Callable[[], None]], rounds: int) -> dict[str, list[float]]:
-    """Of each epoch, after one to warm up; the pipelines take turns, so that other load on the machine hits all."""
+    """Time each epoch after one to warm up. The pipelines take turns, so that other load affects all of them."""
     for epoch in epochs.values():
         epoch()
     out: dict[str, list[float]] = {name: [] for name in epochs}
@@ -197,7 +197,7 @@ def pin_to_one_core() -> None:
 
 
 def nemo_seconds(python: str, folder: Path, rounds: int) -> dict[str, Any]:
-    """NeMo's row, measured by this file under `python`."""
+    """Measure NeMo's row by running this file with `python`."""
     command = [python, __file__, "--as-nemo", str(folder), "--rounds", str(rounds)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
@@ -218,7 +218,7 @@ def facts() -> dict[str, Any]:
 
 
 def measure(speech: list[Samples], noise: list[Samples], rounds: int, nemo_python: str | None) -> dict[str, Any]:
-    """One table: a row for each pipeline."""
+    """Measure one table: a row for each pipeline."""
     speech_s = sum(map(len, speech)) / RATE
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -1,11 +1,11 @@
-"""Seconds of audio that get features per second: nest-ssl and NeMo's extraction, in one run, with the same model.
+"""Seconds of audio per second of feature extraction: nest-ssl and NeMo, in one run, with the same model.
 
     python benchmarks/extract.py --nemo-python /path/to/nemo/bin/python --output benchmarks/results/extract.json
 
-Utterances of 2 to 16 s as wave files, in random order, all layers, a .npy file each. NeMo's side is what its script
+Utterances of 2 to 16 s as WAV files in random order; all layers; one .npy file per utterance. NeMo's side does what its
 scripts/ssl/extract_features.py does (a loader, its multi-layer feature extractor, batches of 8 in manifest order, files
-at the end), with eval mode switched on, which that script forgets. Both sides are measured after a warm-up and without
-loading the model; the features are compared. Without NeMo's interpreter (also NEST_SSL_NEMO_PYTHON) its row says so.
+at the end), but in eval mode, which that script forgets. Both are measured after a warm-up and without loading the
+model, and their features are compared. Without NeMo's interpreter (also NEST_SSL_NEMO_PYTHON) its row holds a note.
 """
 
 from __future__ import annotations
@@ -73,15 +73,15 @@ print("SECONDS", time.perf_counter() - start, sum(os.times()[:4]) - before)
 
 
 class Times(NamedTuple):
-    """Of one run, its loader processes included."""
+    """The time of one run, including its workers."""
 
     wall_s: float
     cpu_s: float
-    """Of all cores; on a CPU that others use too, this is the one to compare."""
+    """Time on all cores: the one to compare on a CPU that is shared with others."""
 
 
 def write_audio(folder: Path, count: int, seed: int) -> tuple[Path, float]:
-    """Noise with the envelope of syllables; what is said does not matter for speed. And the seconds in all."""
+    """Write noise with a syllable-like envelope (speed does not depend on content); return manifest and seconds."""
     rng = np.random.default_rng(seed)
     lines, total_s = [], 0.0
     for number in range(count):
@@ -128,7 +128,7 @@ def time_nemo(
     workers: int,
     batch: int,
 ) -> Times | None:
-    """None without NeMo."""
+    """Time NeMo's extraction; None without NeMo."""
     if not python:
         return None
     out.mkdir()
@@ -147,12 +147,12 @@ def time_nemo(
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": ""}, check=False)
     if done.returncode:
         print(done.stderr[-2000:], file=sys.stderr)
-        raise SystemExit("NeMo's side failed")
+        raise SystemExit("NeMo's side failed; its output is above")
     return Times(*map(float, done.stdout.rsplit("SECONDS", 1)[1].split()))
 
 
 def largest_difference(ours: Path, theirs: Path) -> float:
-    """Of the features of all utterances, in fp32."""
+    """Return the largest difference between the features of all utterances, in fp32."""
     from nest_ssl.extract.files import read_features
 
     largest = 0.0
@@ -170,7 +170,7 @@ def measure(args: argparse.Namespace) -> list[dict[str, Any]]:
         checkpoint = folder / "nest.nemo"
         make_checkpoint(args.size, checkpoint)
         common = (args.device, args.precision, args.workers)
-        for repeat in range(args.repeats):  # turn by turn, so that a busy machine is busy for both
+        for repeat in range(args.repeats):  # they take turns, so that other load affects both
             ours = time_ours(checkpoint, manifest, folder / f"ours{repeat}", *common)
             rows.append({"system": "nest-ssl", **ours._asdict(), "times_real_time": audio_s / ours.wall_s})
             nemo = time_nemo(args.nemo_python, checkpoint, manifest, folder / f"nemo{repeat}", *common, args.batch_size)
@@ -190,7 +190,7 @@ def main() -> None:
     parser.add_argument("--utterances", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--batch-size", type=int, default=8, help="NeMo's; 8 is its script's default")
+    parser.add_argument("--batch-size", type=int, default=8, help="NeMo's batch size; 8 is its script's default")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16"])
     parser.add_argument("--nemo-python", default=os.environ.get("NEST_SSL_NEMO_PYTHON"))

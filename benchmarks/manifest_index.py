@@ -1,4 +1,4 @@
-"""How long a manifest of many lines takes to index and to open, and how much memory it costs with workers reading it.
+"""How long a large manifest takes to index and to open, and how much memory it takes while workers read it.
 
 python benchmarks/manifest_index.py --lines 10000000 --output benchmarks/results/manifest_index.json
 """
@@ -28,7 +28,7 @@ MB = 1e6
 
 
 def write_manifest(path: Path, num_lines: int) -> None:
-    """Lines of the length that LibriSpeech's have (about 200 bytes)."""
+    """Write lines about as long as LibriSpeech's (200 bytes)."""
     rng = np.random.default_rng(0)
     text = "chapter one missus rachel lynde is surprised missus rachel lynde lived just where the avonlea main road"
     with open(path, "w") as file:
@@ -41,7 +41,7 @@ def write_manifest(path: Path, num_lines: int) -> None:
 
 
 def memory(pid: int) -> dict[str, float]:
-    """Proportional (shared pages divided among their users) and resident memory of a process, in MB."""
+    """Return the proportional (shared pages divided among their users) and resident memory of a process, in MB."""
     rows = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     kilobytes = {row.split(":")[0]: int(row.split()[1]) for row in rows}
     return {"pss_mb": kilobytes["Pss"] * 1024 / MB, "rss_mb": kilobytes["Rss"] * 1024 / MB}
@@ -61,7 +61,7 @@ def worker(manifest: Manifest, seed: int, done: Any, leave: Any) -> None:
 
 
 def measure_workers(manifest: Manifest, method: str, num_workers: int) -> dict[str, float]:
-    """Memory of this process and its workers together, after each has read NUM_READS random utterances."""
+    """Return the memory of this process and its workers, after each has read NUM_READS random utterances."""
     context: Any = multiprocessing.get_context(method)
     done, leave = context.Semaphore(0), context.Event()
     processes = [context.Process(target=worker, args=(manifest, seed, done, leave)) for seed in range(num_workers)]
@@ -77,7 +77,7 @@ def measure_workers(manifest: Manifest, method: str, num_workers: int) -> dict[s
 
 
 def measure_open(path: Path, num_workers: int) -> dict[str, Any]:
-    """In a fresh process, as a training run that finds the index there."""
+    """Measure in a fresh process, like a training run that finds an existing index."""
     before = memory(os.getpid())
     _, open_s = timed(lambda: open_manifests(str(path)))
     manifest, filtered_s = timed(lambda: open_manifests(str(path), min_duration_s=2.0, max_duration_s=16.0))

@@ -1,4 +1,4 @@
-"""NeMo's side of whole_program.py: pre-training as its own script does it. To be run with NeMo's Python.
+"""NeMo's side of whole_program.py: pre-train the way NeMo's own script does. Run it with NeMo's Python.
 
 python nemo_pretrain.py YAML OVERRIDE...
 """

@@ -1,11 +1,11 @@
-"""Does pre-training help? A small NEST pre-trained on real speech, then probed where log-mel statistics are weak.
+"""Does pre-training help? Pre-train a small NEST on real speech, then probe it where log-mel statistics are weak.
 
     python benchmarks/real_gain.py --data DATA --work WORK --minutes 15 --output benchmarks/results/real_gain.json
 
-DATA holds the manifests speech/{train,train_more,valid}, digits/, emotion/ and noise/{train,valid} (all .jsonl).
-Pre-training runs as commands of at most `--slice-minutes` that resume each other, for `--minutes` in all; each is
-printed, so that it can be given by hand. Then come the probes: digits with noise at 0 dB, digits from few labels, and
-emotion. `--probe-only` repeats those on what WORK holds.
+DATA contains the manifests speech/{train,train_more,valid}, digits/, emotion/ and noise/{train,valid} (all .jsonl).
+Pre-training runs for `--minutes` in total, as commands of at most `--slice-minutes` that resume each other. Each is
+printed, so that you can run it by hand. The probes follow: digits with noise at 0 dB, digits from few labels, and
+emotion. `--probe-only` repeats them with the checkpoint in WORK.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any
 PROGRAM = [sys.executable, "-m", "nest_ssl"]
 RUN_NAME = "nest_small_real"
 RECIPE = {
-    # Few layers and a low learning rate: with two hours of speech, 0.003 drives models of 4 layers and more to naming
-    # the most frequent code after a good start.
+    # Few layers and a low learning rate: with two hours of speech and a rate of 0.003, models of 4 or more layers start
+    # well and then only predict the most frequent code.
     "model.encoder.n_layers": 4,
     "model.encoder.d_model": 256,
     "model.encoder.n_heads": 4,
@@ -47,9 +47,9 @@ RECIPE = {
     "trainer.val_check_interval": 1000,
     "trainer.check_val_every_n_epoch": "null",
 }
-"""What differs from nest_fast-conformer.yaml."""
+"""Differences from nest_fast-conformer.yaml."""
 DIGITS_TIMES = 3
-"""A pass over the data sees the digits (0.8 h) this often, the speech (2 h) once."""
+"""One pass over the data sees the digits (0.8 h) this many times and the speech (2 h) once."""
 
 
 def pretrain_command(args: argparse.Namespace, minutes: float) -> list[str]:
@@ -61,7 +61,7 @@ def pretrain_command(args: argparse.Namespace, minutes: float) -> list[str]:
         "model.train_ds.noise_manifest": data / "noise/train.jsonl",
         "model.train_ds.min_duration": 0.3,  # digits are shorter than a second
         "model.train_ds.max_duration": 20.0,
-        "model.train_ds.use_bucketing": "true",  # most clips are a second long, the others twelve
+        "model.train_ds.use_bucketing": "true",  # most clips last one second, the others twelve
         "model.train_ds.num_buckets": 6,
         "model.train_ds.batch_duration": args.batch_seconds,
         "model.train_ds.batch_size": 256,
@@ -99,7 +99,7 @@ def probe_commands(args: argparse.Namespace, checkpoint: Path) -> dict[str, list
 
 
 def run(command: list[str]) -> float:
-    """Seconds that the command took; it is printed first."""
+    """Print and run a command; return its duration in seconds."""
     print("$", shlex.join(command), flush=True)
     start = time.monotonic()
     subprocess.run(command, check=True)
@@ -107,7 +107,7 @@ def run(command: list[str]) -> float:
 
 
 def pretrain(args: argparse.Namespace) -> float:
-    """Seconds of pre-training, in commands that resume each other."""
+    """Pre-train in commands that resume each other; return the seconds."""
     left_s, total_s = 60 * args.minutes, 0.0
     while left_s > 1 and steps_done(args.work) < args.max_steps:
         took_s = run(pretrain_command(args, min(left_s / 60, args.slice_minutes)))
@@ -117,7 +117,7 @@ def pretrain(args: argparse.Namespace) -> float:
 
 
 def steps_done(work: Path) -> int:
-    """By the last row of the run's metrics, whose steps count from 0."""
+    """Return the number of steps so far, from the last row of the run's metrics (steps count from 0)."""
     paths = list((work / RUN_NAME).rglob("metrics.csv"))
     rows = paths[0].read_text().splitlines()[1:] if paths else []
     return int(rows[-1].split(",")[0]) + 1 if rows else 0
@@ -127,7 +127,7 @@ def last_checkpoint(work: Path) -> Path:
     found = sorted((work / RUN_NAME).rglob("*.nemo"), key=lambda path: path.stat().st_mtime)
     found = found or sorted((work / RUN_NAME).rglob("*last*.ckpt"), key=lambda path: path.stat().st_mtime)
     if not found:
-        raise SystemExit(f"{work / RUN_NAME}: no checkpoint in it.")
+        raise SystemExit(f"{work / RUN_NAME}: no checkpoint here. Run without --probe-only first.")
     return found[-1]
 
 
@@ -142,9 +142,9 @@ def main() -> None:
     parser.add_argument("--max-steps", type=int, default=9000)
     parser.add_argument("--precision", default="bf16-mixed")
     parser.add_argument("--labels-per-class", type=int, default=2)
-    parser.add_argument("--device", help="of the probes")
+    parser.add_argument("--device", help="device for the probes")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--override", action="append", default=[], help="another KEY=VALUE of pretrain; repeat it")
+    parser.add_argument("--override", action="append", default=[], help="a KEY=VALUE for pretrain; may be repeated")
     parser.add_argument("--probe-only", action="store_true")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()

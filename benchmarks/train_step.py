@@ -3,9 +3,9 @@
     python benchmarks/train_step.py --output benchmarks/results/train_step.json --plot docs/images/train_step.svg
 
 bf16 autocast, random audio, utterances of 70 to 100 % of the batch's length, the same padded batch for all.
-Median of the steps after a warm-up, synchronised. The rows of NeMo (its own model, its own yaml defaults) and
-transformers (only the encoder's forward and backward, compiled) hold an error where the package is missing.
-`--plot-from FILE` draws a result.
+Figures are medians of synchronised steps after a warm-up. The rows of NeMo (its own model and yaml defaults) and
+transformers (only the encoder's forward and backward pass, compiled) hold an error if the package is missing.
+`--plot-from FILE` plots an existing result.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ STAGES = ("preprocessor", "quantizer", "mask_processor", "encoder", "decoder", "
 
 
 def random_batch(batch: int, seconds: float) -> Batch:
-    """Clean audio, its lengths, noisy audio, its lengths."""
+    """Return clean audio, its lengths, noisy audio and its lengths."""
     num_samples = int(RATE * seconds)
     generator = torch.Generator().manual_seed(1)
     audio = (0.1 * torch.randn(batch, num_samples, generator=generator)).cuda()
@@ -69,7 +69,7 @@ def adamw(model: nn.Module, *, fused: bool) -> torch.optim.Optimizer:
 
 
 def timed(step: Callable[[], object], steps: int, warm_up: int) -> dict[str, float]:
-    """Median milliseconds of a step, and the most memory held during all of them, in GB."""
+    """Return the median milliseconds of a step and the peak memory of all steps in GB."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     times = []
@@ -93,10 +93,10 @@ def training(loss_of: Callable[[], Tensor], optimizer: torch.optim.Optimizer) ->
 
 
 def captured(step: Callable[[], None]) -> Callable[[], None]:
-    """The step as one CUDA graph."""
+    """Return the step as one CUDA graph."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # not on the stream of the capture: that one has to be empty
+    with torch.cuda.stream(side):  # a side stream, because the capturing stream must be empty
         for _ in range(3):
             step()
     torch.cuda.current_stream().wait_stream(side)
@@ -107,7 +107,7 @@ def captured(step: Callable[[], None]) -> Callable[[], None]:
 
 
 def stage_times(model: nn.Module, step: Callable[[], None], steps: int = 4) -> dict[str, float]:
-    """Milliseconds of each stage, synchronised at its ends; what follows the loss is backward and optimizer."""
+    """Return the milliseconds of each stage, synchronised at both ends; backward and optimizer follow the loss."""
     spent: dict[str, float] = {}
     begun: dict[str, float] = {}
 
@@ -137,14 +137,14 @@ def stage_times(model: nn.Module, step: Callable[[], None], steps: int = 4) -> d
 
 
 def measure(size: str, batch_size: int, seconds: float, peers: set[str], options: argparse.Namespace) -> dict[str, Any]:
-    """The rows of one setting."""
+    """Measure the rows of one setting."""
     batch = random_batch(batch_size, seconds)
     rows: dict[str, dict[str, Any]] = {}
 
     def add(name: str, row: Callable[[], dict[str, Any]]) -> None:
         try:
             rows[name] = row()
-        except (torch.OutOfMemoryError, RuntimeError) as error:  # the row holds the error; the others count
+        except (torch.OutOfMemoryError, RuntimeError) as error:  # the row holds the error; the others still run
             rows[name] = {"error": " ".join(str(error).split())[:200]}
         torch.cuda.empty_cache()
         print(size, batch_size, seconds, name, json.dumps(rows[name]), flush=True)
@@ -235,13 +235,13 @@ def compiler_report() -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--setting", action="append", help="SIZE:BATCH:SECONDS[:PEER+PEER], as often as you like")
+    parser.add_argument("--setting", action="append", help="SIZE:BATCH:SECONDS[:PEER+PEER]; may be repeated")
     parser.add_argument(
         "--peers", default="ours,encoder,nemo", help="which rows to measure: ours, budget, encoder, nemo"
     )
     parser.add_argument("--steps", type=int, default=9)
     parser.add_argument("--warm-up", type=int, default=5)
-    parser.add_argument("--stages-at", type=int, nargs="*", default=[32], help="batches whose stages are timed")
+    parser.add_argument("--stages-at", type=int, nargs="*", default=[32], help="batch sizes whose stages are timed")
     parser.add_argument("--output", type=Path, help="JSON file to write")
     parser.add_argument("--plot", type=Path, help="picture to write")
     parser.add_argument("--plot-from", type=Path, help="a result to draw, instead of measuring")

@@ -1,4 +1,4 @@
-"""The peers of train_step.py: NeMo's model and transformers' encoder of the same shape."""
+"""What train_step.py compares with: NeMo's model, and transformers' encoder of the same shape."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SHAPES = {"large": (512, 17, 8), "xlarge": (1024, 24, 8)}
 
 
 def nemo_model(size: str) -> Any:
-    """NeMo's NEST of our configuration, as it would read it from our `.nemo` file."""
+    """Return NeMo's NEST with our configuration, as NeMo would read it from our `.nemo` file."""
     from nemo.collections.asr.models.ssl_models import EncDecDenoiseMaskedTokenPredModel
     from omegaconf import OmegaConf
 
@@ -48,7 +48,7 @@ def nemo_step(model: Any, batch: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tenso
 def parakeet_encoder(
     size: str, batch_size: int, seconds: float, timed: Callable[..., dict[str, Any]], options: argparse.Namespace
 ) -> dict[str, Any]:
-    """transformers' ParakeetEncoder, compiled: forward and backward."""
+    """Time the forward and backward pass of transformers' ParakeetEncoder, compiled."""
     if util.find_spec("transformers") is None:
         return {"error": "transformers is not installed here"}
     from transformers import ParakeetEncoder, ParakeetEncoderConfig

@@ -1,4 +1,4 @@
-"""The table and the picture of train_step.py."""
+"""The table and the plot of train_step.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PEER = "NeMo"
 
 
 def matrix_share(setting: dict[str, Any], ms: float, tflops: float) -> float:
-    """6 × parameters × frames of the padded batch, over what the card's matrix units could do in that time."""
+    """Return 6 × parameters × frames of the padded batch, as a share of the GPU's matrix rate in that time."""
     frames = setting["batch"] * setting["seconds"] * FRAMES_PER_SECOND
     share: float = 6 * ENCODER_PARAMETERS[setting["size"]] * frames / (ms * 1e-3 * tflops * 1e12)
     return share
@@ -43,7 +43,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """Padded seconds per second of whole steps, one group of bars per setting."""
+    """Plot padded seconds per second of whole steps, one group of bars per setting."""
     import matplotlib
 
     matplotlib.use("svg")

@@ -1,4 +1,4 @@
-"""The cost of the watchdog: a mark, a file, a training step with and without hooks, and the monitor's own time.
+"""The cost of the watchdog: one mark, one file name, a training step with and without hooks, and the monitor's time.
 
 python benchmarks/watchdog_overhead.py --output benchmarks/results/watchdog_overhead.json
 """

@@ -1,10 +1,10 @@
-"""The whole program on a CPU, from the command to the end of 8 steps and a validation, beside NeMo in the same run.
+"""The whole program on a CPU, from the command to the end of 8 steps and a validation, next to NeMo in the same run.
 
     python benchmarks/whole_program.py --nemo-python /path/to/nemo/bin/python --nemo-yaml nest_fast-conformer.yaml
 
 64 utterances of 8 to 16 s to train on and 16 to validate on, synthetic or cut from the manifest given by `--speech`;
-noise synthesised as `data_pipeline.py` has it, or with `--noise` a manifest's. All of it FLAC, which NeMo reads too.
-Prints a table and writes JSON. Without NeMo its column says so.
+the synthetic noise of `data_pipeline.py`, or with `--noise` a manifest's. All audio is FLAC, which NeMo reads too.
+Prints a table and writes JSON. Without NeMo its rows are left out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import lightning
 import numpy as np
 import torch
 
@@ -45,19 +44,19 @@ TINY = {
     "trainer.max_epochs": 1,
     "trainer.sync_batchnorm": "false",
     "exp_manager.create_wandb_logger": "false",
-    "exp_manager.checkpoint_callback_params.save_nemo_on_train_end": "false",  # NeMo's is written before the sign below
+    "exp_manager.checkpoint_callback_params.save_nemo_on_train_end": "false",  # NeMo writes it before the sign below
 }
 SECTIONS = {"train_ds": "train", "validation_ds": "valid"}
 NUM_TRAIN, NUM_VALID = 64, 16
 SIGNS = {"ours": ("run folder", "step 8/8"), "NeMo": ("STARTS", "ENDS")}
-"""What each program prints when it begins to train, and when steps, validation and `.ckpt` files are done."""
+"""What each program prints when training starts, and when steps, validation and `.ckpt` files are done."""
 
 
 @dataclass
 class Timed:
     start_up_s: float | None
     training_s: float | None
-    """From the end of the start-up to the end of the training."""
+    """From the end of start-up to the end of training."""
     total_s: float
 
 
@@ -71,7 +70,6 @@ def main() -> None:
         "NeMo": nemo_version(options.nemo_python),
         "commit": git_commit().strip(),
         "torch": torch.__version__,
-        "lightning": lightning.__version__,
         "speech": "synthetic" if options.speech is None else options.speech.name,
         "noise": options.noise_kind if options.noise is None else options.noise.name,
         "num_workers": options.num_workers,
@@ -87,8 +85,8 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--nemo-yaml", help="NeMo's nest_fast-conformer.yaml")
     parser.add_argument("--speech", type=Path, help="manifest of speech; default: synthetic")
     parser.add_argument("--noise", type=Path, help="manifest of noise; default: synthetic")
-    parser.add_argument("--noise-kind", choices=NOISE, default=next(iter(NOISE)), help="of synthetic noise")
-    parser.add_argument("--num-workers", type=int, default=0, help="loader processes; NeMo's yaml has 8")
+    parser.add_argument("--noise-kind", choices=NOISE, default=next(iter(NOISE)), help="kind of synthetic noise")
+    parser.add_argument("--num-workers", type=int, default=0, help="DataLoader workers; NeMo's yaml has 8")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "whole_program.json")
     return parser.parse_args()
@@ -112,12 +110,12 @@ def make_data(options: argparse.Namespace, folder: Path) -> None:
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, list[float]]:
-    """Seconds of every repeat; the programs take turns."""
+    """Return the seconds of every repeat; the programs take turns."""
     results: dict[str, list[float]] = {}
     for repeat in range(options.repeats):
         changes = {**TINY, **manifests(folder), **{f"model.{s}.num_workers": options.num_workers for s in SECTIONS}}
         overrides = [f"{key}={value}" for key, value in changes.items()]
-        add(results, "import lightning.pytorch", run([sys.executable, "-c", "import lightning.pytorch"]))
+        add(results, "import torch", run([sys.executable, "-c", "import torch"]))
         here = [*overrides, f"exp_manager.exp_dir={folder}/{repeat}"]
         add(results, "ours", run([sys.executable, "-m", "nest_ssl", "pretrain", *here], SIGNS["ours"]))
         if options.nemo_python:
@@ -133,7 +131,7 @@ def manifests(data: Path) -> dict[str, Path]:
 
 
 def run(command: list[str], signs: tuple[str, ...] = ()) -> Timed:
-    """Run to the end; the time of each of the `signs`, in their order, is taken when it is last printed."""
+    """Run to the end, and note when each of the `signs` was last printed."""
     begin = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None

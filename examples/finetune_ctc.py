@@ -1,4 +1,4 @@
-"""Fine-tune an exported encoder with CTC on transcribed speech, by transformers' own Trainer; WER by jiwer.
+"""Fine-tune an exported encoder with CTC on transcribed speech, with transformers' Trainer; jiwer computes the WER.
 
     nest-ssl export nest.nemo exported
     python examples/finetune_ctc.py exported --train train.jsonl --test valid.jsonl --output ctc
@@ -29,15 +29,15 @@ BLANK = "<blank>"
 
 
 def normalize(text: str) -> str:
-    """Lower case, letters and apostrophes, single spaces: what is said, without how it is written."""
+    """Reduce a text to its words: lower case, letters and apostrophes, single spaces."""
     text = unicodedata.normalize("NFC", text).lower()
     return " ".join(re.sub(r"[^\w' ]|[\d_]", " ", text).split())
 
 
 def make_tokenizer(texts: list[str], vocab_size: int) -> Any:
-    """Subwords of the training texts; number 0 is the blank.
+    """Train a subword tokenizer on the texts; token 0 is the blank.
 
-    Letters would not do: read speech has some 14 of them in a second, the encoder 12.5 frames.
+    Single letters are too short: read speech has about 14 per second, the encoder 12.5 frames.
     """
     subwords = Tokenizer(models.BPE())
     subwords.pre_tokenizer, subwords.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
@@ -47,7 +47,7 @@ def make_tokenizer(texts: list[str], vocab_size: int) -> Any:
 
 
 class Transcribed(Dataset[dict[str, Any]]):
-    """Waveforms and texts of a manifest, read when asked for."""
+    """The waveforms and texts of a manifest, read on demand."""
 
     def __init__(self, manifest: str, sample_rate: int) -> None:
         self.utterances = open_manifests(manifest)
@@ -71,7 +71,7 @@ class Transcribed(Dataset[dict[str, Any]]):
 
 
 class Collator:
-    """A batch: log-mel features as the encoder was trained on, and labels padded with the blank."""
+    """Makes a batch: log-mel features like those the encoder was trained on, and labels padded with the blank."""
 
     def __init__(self, extractor: Any, tokenizer: Any) -> None:
         self.extractor, self.tokenizer = extractor, tokenizer
@@ -84,8 +84,8 @@ class Collator:
         return {"input_features": batch.input_features, "attention_mask": batch.attention_mask, "labels": labels}
 
 
-def say_what_is_too_fast(data: Transcribed, collator: Collator, model: Any) -> None:
-    """CTC needs a frame for each label: what has more labels than frames teaches nothing, and says nothing."""
+def warn_about_fast_speech(data: Transcribed, collator: Collator, model: Any) -> None:
+    """Print how many utterances CTC cannot learn from, because they have more labels than frames."""
     frame_s = model.config.encoder_config.subsampling_factor * collator.extractor.hop_length / data.sample_rate
     pairs = zip(data.utterances, data.texts, strict=True)
     too_fast = [
@@ -99,7 +99,7 @@ def say_what_is_too_fast(data: Transcribed, collator: Collator, model: Any) -> N
 
 @torch.inference_mode()
 def transcribe(model: Any, data: Transcribed, collator: Collator, batch_size: int) -> list[str]:
-    """What the model hears, utterance by utterance."""
+    """Return the model's transcript of each utterance."""
     model.eval()
     texts: list[str] = []
     for start in range(0, len(data), batch_size):
@@ -111,15 +111,15 @@ def transcribe(model: Any, data: Transcribed, collator: Collator, batch_size: in
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("exported", type=Path, help="folder of 'nest-ssl export'")
-    parser.add_argument("--train", required=True, help="manifest with texts to learn from")
+    parser.add_argument("exported", type=Path, help="folder written by 'nest-ssl export'")
+    parser.add_argument("--train", required=True, help="manifest with texts to train on")
     parser.add_argument("--test", required=True, help="manifest with texts to test on")
-    parser.add_argument("--output", type=Path, required=True, help="folder of the fine-tuned model")
-    parser.add_argument("--vocab-size", type=int, default=256, help="subwords, the blank among them")
+    parser.add_argument("--output", type=Path, required=True, help="folder for the fine-tuned model")
+    parser.add_argument("--vocab-size", type=int, default=256, help="number of subwords, including the blank")
     parser.add_argument("--max-steps", type=int, default=1000)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--lr", type=float, default=5e-4)
-    parser.add_argument("--freeze-encoder", action="store_true", help="train the head alone")
+    parser.add_argument("--freeze-encoder", action="store_true", help="train only the head")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args(arguments)
 
@@ -134,11 +134,11 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
         args.exported / "ctc",
         vocab_size=len(tokenizer),
         pad_token_id=tokenizer.pad_token_id,
-        ignore_mismatched_sizes=True,  # the head is new in any case
+        ignore_mismatched_sizes=True,  # the head is new anyway
     )
     model.encoder.requires_grad_(not args.freeze_encoder)
     collator = Collator(extractor, tokenizer)
-    say_what_is_too_fast(train, collator, model)
+    warn_about_fast_speech(train, collator, model)
     trainer = Trainer(
         model=model,
         args=TrainingArguments(

@@ -1,14 +1,14 @@
 #!/bin/bash
-# Pre-train under SLURM; goes on by itself after a preemption, a time limit, a stall or the death of a rank.
+# Pre-train under SLURM; resumes automatically after a preemption, a time limit, a stall or the death of a rank.
 #
 #   sbatch --nodes=2 --gpus-per-node=8 --cpus-per-task=64 examples/slurm.sh model.train_ds.manifest_filepath=train.jsonl …
 #
-# 'nest-ssl' must be on the PATH: activate its environment first (source .venv/bin/activate). sbatch hands it on to all
-# nodes, which must see the same folder.
+# 'nest-ssl' must be on the PATH: activate its environment first (source .venv/bin/activate). sbatch passes the PATH on
+# to all nodes, which must see the same folder.
 #
-# srun starts one task per node, and that one a rank for each of its GPUs: so exit codes are nest-ssl's.
-# RANKS_PER_NODE: ranks per node; default: its number of GPUs.
-# MAX_REQUEUES:   how often the job may go back into the queue; default: 100.
+# srun starts one task per node, and each task starts one rank per GPU, so exit codes are nest-ssl's.
+# RANKS_PER_NODE: ranks per node; default: the number of GPUs.
+# MAX_REQUEUES:   how often the job may be requeued; default: 100.
 #SBATCH --job-name=nest-ssl
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
@@ -19,23 +19,23 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=nest-ssl-%j.log
-# --signal=USR1@120: all ranks save and leave 120 s before the time limit. Take more if a step and a save need more.
+# --signal=USR1@120: all ranks save and exit 120 s before the time limit. Raise it if a step and a save take longer.
 set -uo pipefail
 
 ranks=${RANKS_PER_NODE:-${SLURM_GPUS_ON_NODE:?slurm.sh: no GPU on this node; give --gpus-per-node or RANKS_PER_NODE}}
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export MASTER_ADDR
-export MASTER_PORT=${MASTER_PORT:-$((15000 + SLURM_JOB_ID % 20000))} # the same on every node; the next one is used too
+export MASTER_PORT=${MASTER_PORT:-$((15000 + SLURM_JOB_ID % 20000))} # the same on every node; the next port is used too
 
-# Without SLURM_PROCID the task is not taken for a rank: it launches the ranks of its node.
+# Without SLURM_PROCID the task is not mistaken for a rank: it launches the ranks of its node.
 srun --ntasks-per-node=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" \
     bash -c 'NODE_RANK=$SLURM_NODEID; export NODE_RANK; unset SLURM_PROCID; exec nest-ssl pretrain "$@"' nest-ssl \
     trainer.devices="$ranks" trainer.num_nodes="$SLURM_JOB_NUM_NODES" "$@"
 code=$?
 
-# 75: ended, and the same command goes on from the last checkpoint. 0 is finished; everything else needs a person.
+# 75: ended, and the same command resumes from the last checkpoint. 0: finished. Everything else needs a person.
 if [ "$code" -eq 75 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt "${MAX_REQUEUES:-100}" ]; then
-    echo "slurm.sh: resumable (75): job $SLURM_JOB_ID goes back into the queue" >&2
+    echo "slurm.sh: resumable (75): requeueing job $SLURM_JOB_ID" >&2
     scontrol requeue "$SLURM_JOB_ID"
 fi
 exit "$code"

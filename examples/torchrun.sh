@@ -5,9 +5,9 @@
 #   several machines: the same on each, with
 #                     NUM_NODES=2 NODE_RANK=0 MASTER_ADDR=first-machine   on the first, NODE_RANK=1 on the second, …
 #
-# RANKS_PER_NODE: processes per machine; default: its number of GPUs.
-# MASTER_PORT:    a free port of the first machine, 29500 unless given; the next one (29501) must be free too.
-# TORCHRUN:       torchrun of the environment that has nest-ssl, if that is not the one in PATH.
+# RANKS_PER_NODE: ranks per machine; default: the number of GPUs.
+# MASTER_PORT:    a free port on the first machine; default: 29500. The next one (29501) must also be free.
+# TORCHRUN:       torchrun of the environment that has nest-ssl, if it is not the one on the PATH.
 set -euo pipefail
 
 num_gpus() { nvidia-smi --list-gpus 2>/dev/null | grep --count '^GPU' || true; }
@@ -15,7 +15,7 @@ num_gpus() { nvidia-smi --list-gpus 2>/dev/null | grep --count '^GPU' || true; }
 nodes=${NUM_NODES:-1}
 ranks=${RANKS_PER_NODE:-$(num_gpus)}
 if [ "$ranks" -lt 1 ]; then
-    echo "torchrun.sh: no GPU found; for ranks on the CPU give RANKS_PER_NODE=2 and trainer.accelerator=cpu" >&2
+    echo "torchrun.sh: no GPU found; for ranks on the CPU set RANKS_PER_NODE=2 and trainer.accelerator=cpu" >&2
     exit 1
 fi
 

@@ -203,10 +203,10 @@ def test_nothing_is_printed_without_a_progress_bar(
             "monitor: there is no 'val_wer'. Known: val_loss, ",
         ),
         ("exp_manager.max_time_per_run=5h", "exp_manager.max_time_per_run: '5h' is not of the form DD:HH:MM:SS"),
-        ("trainer.val_check_interval=1.5", "trainer.val_check_interval: 1.5 is no share of an epoch"),
+        ("trainer.val_check_interval=1.5", "trainer.val_check_interval: 1.5 is not a share of an epoch"),
         ("trainer.precision=bf16-true", "would round the audio"),
     ],
 )
-def test_senseless_values_are_refused(corpus: Path, tmp_path: Path, option: str, words: str) -> None:
+def test_invalid_values_are_refused(corpus: Path, tmp_path: Path, option: str, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         train(corpus, tmp_path, "run", 1, option)

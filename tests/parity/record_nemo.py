@@ -1,4 +1,4 @@
-"""Ask NeMo about every case of cases.py and write its numbers beside this file.
+"""Ask NeMo about every case of cases.py and write its numbers next to this file.
 
     PYTHON_WITH_NEMO tests/parity/record_nemo.py NEMO_NEST_YAML
 

@@ -1,4 +1,4 @@
-"""Ask NeMo for the learning rates of every case of schedule_cases.py and write them beside this file.
+"""Ask NeMo for the learning rates of every case of schedule_cases.py and write them next to this file.
 
     PYTHON_WITH_NEMO tests/parity/record_nemo_schedules.py
 

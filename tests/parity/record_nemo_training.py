@@ -1,4 +1,4 @@
-"""Let NeMo do the training steps of training_case.py and write its losses and rates beside this file.
+"""Let NeMo do the training steps of training_case.py and write its losses and rates next to this file.
 
     PYTHON_WITH_NEMO tests/parity/record_nemo_training.py
 

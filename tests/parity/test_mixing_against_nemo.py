@@ -51,7 +51,7 @@ def nemo_draws(name: str) -> Draws:
 
 
 def p_values(ours: Draws, nemo: Draws) -> dict[str, float]:
-    """Of every quantity, energy ratios apart for noise (-1) and speech (0)."""
+    """Return a p-value for every quantity, with separate energy ratios for noise (-1) and speech (0)."""
     out = {"source": category_p(ours["source"], nemo["source"])}
     out["num_speakers"] = category_p(ours["num_speakers"], nemo["num_speakers"])
     for name in ("mix_share", "start_share", "longest_share"):
@@ -98,7 +98,7 @@ RATE = 16000
 
 @pytest.fixture(scope="module")
 def ramps(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """As in record_nemo_mixing.py: files whose first sample tells where a segment starts, and its slope which file."""
+    """Write files like record_nemo_mixing.py: the first sample shows where a segment starts, the slope which file."""
     folder: Path = tmp_path_factory.mktemp("ramps")
     ramp = (np.arange(1, RATE + 1) / (2 * RATE)).astype(np.float32)
     for k in range(4):

@@ -98,11 +98,11 @@ def test_a_saved_configuration_with_a_registered_augmentation_loads_again(manife
 
 def test_a_name_that_nobody_registered_is_refused(manifest: str) -> None:
     run_documented("An augmentation")
-    with pytest.raises(ValueError, match="_target_: 'gains' is not a class this program builds. Did you mean 'gain'?"):
+    with pytest.raises(ValueError, match="_target_: 'gains' is not a class that nest-ssl knows. Did you mean 'gain'?"):
         config(manifest, batch_augmentor={"_target_": "gains"})
     with pytest.raises(ConfigError, match="batch_augmentor.max_db: no such key"):
         config(manifest, batch_augmentor={"max_db": 6.0})
-    with pytest.raises(ValueError, match="batch_augmentor.options: belongs to registered augmentations"):
+    with pytest.raises(ValueError, match="batch_augmentor.options: only for registered augmentations"):
         AugmentorConfig(options={"max_db": 6.0})
     with pytest.raises(ValueError, match="source: there is no 'npy_folder'"):
         config(manifest, source="npy_folder")

@@ -27,7 +27,7 @@ def test_the_largest_is_found_to_a_sixteenth_and_never_too_large(limit: int) -> 
     assert len(tried) < 20
 
 
-def test_nothing_that_fits_is_zero_and_the_most_is_not_passed() -> None:
+def test_the_result_is_zero_if_nothing_fits_and_never_above_the_limit() -> None:
     assert largest(lambda size: False, 1, 8) == 0
     assert largest(lambda size: True, 1, 37) == 37
     assert largest(lambda size: True, 5, 5) == 5
@@ -45,7 +45,7 @@ def test_buckets_get_the_batches_that_the_memory_holds() -> None:
         assert limit * 15 / 16 - 1 < bucket.batch_size <= limit
 
 
-def test_too_little_memory_for_one_utterance_is_said() -> None:
+def test_too_little_memory_for_one_utterance_is_an_error() -> None:
     with pytest.raises(ValueError, match="not even one utterance of 30 s fits"):
         fit_buckets(lambda batch_size, duration_s: False, [30.0], most=8)
 
@@ -89,7 +89,7 @@ def test_a_trial_trains_and_survives_running_out_of_memory(monkeypatch: pytest.M
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_the_command_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_without_a_gpu_the_command_prints_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         main(["fit", "--output", str(tmp_path / "fit.txt")])
     assert "no CUDA GPU" in capsys.readouterr().err

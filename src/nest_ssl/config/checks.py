@@ -32,7 +32,7 @@ def one_of(key: str, value: object, accepted: Collection[object]) -> None:
 
 
 def known_name(key: str, value: str, known: Collection[str]) -> None:
-    """For longer lists than `one_of`: the nearest known name comes first."""
+    """Like `one_of`, for longer lists: the message suggests the nearest known name."""
     if value not in known:
         by_lower = {name.lower(): name for name in known}
         near = difflib.get_close_matches(value.lower(), by_lower, n=1, cutoff=0.5)
@@ -41,12 +41,12 @@ def known_name(key: str, value: str, known: Collection[str]) -> None:
 
 
 def not_supported(key: str, value: object, way_out: str) -> NoReturn:
-    """For what NeMo has and nest-ssl has not; docs/alignment.md lists them."""
+    """Refuse a value that only NeMo supports; docs/alignment.md lists them all."""
     raise ValueError(f"{key}: {value!r} exists in NeMo but not in nest-ssl; {way_out}.")
 
 
 def duration_s(key: str, value: str | dict[str, Any]) -> float:
-    """The seconds of DD:HH:MM:SS, or of a mapping such as {hours: 2}."""
+    """Return the seconds in DD:HH:MM:SS, or in a mapping such as {hours: 2}."""
     if isinstance(value, str):
         if not re.fullmatch(r"\d+:\d+:\d+:\d+", value):
             raise ValueError(f"{key}: {value!r} is not of the form DD:HH:MM:SS.")

@@ -1,4 +1,4 @@
-"""From a yaml and command-line overrides to a checked configuration. Hydra composes; OmegaConf stops here."""
+"""Turn a yaml and command-line overrides into a checked configuration. Hydra composes; OmegaConf ends here."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ YAML_PACKAGE = "nest_ssl.config.yaml"
 DEFAULT_CONFIG = "nest_fast-conformer"
 
 SAVED_NOTES = {"target", "nemo_version", "nest_ssl_version"}
-"""What `.nemo` files note beside the model's configuration: the class and the version that saved them."""
+"""Keys that `.nemo` files add to the model's configuration: the class and the version that saved them."""
 
 TRAINING_SECTIONS: dict[str, type[Any]] = {
     "train_ds": DatasetConfig,
@@ -37,23 +37,23 @@ TRAINING_SECTIONS: dict[str, type[Any]] = {
     "test_ds": DatasetConfig,
     "optim": OptimConfig,
 }
-"""Sections that say how a model was trained; its numbers do not depend on them."""
+"""Sections that record how a model was trained; its outputs do not depend on them."""
 
 
 def yaml_folder() -> Path:
-    """The folder of the yaml files that come with the package."""
+    """Return the folder of the packaged yaml files."""
     return Path(str(resources.files(YAML_PACKAGE)))
 
 
 def embedded_configs() -> list[str]:
-    """Names of the configurations that come with the package."""
+    """Return the names of the packaged configurations."""
     return sorted(path.stem for path in yaml_folder().glob("*.yaml"))
 
 
 def compose(
     config_name: str = DEFAULT_CONFIG, overrides: Sequence[str] = (), config_path: str | Path | None = None
 ) -> NestConfig:
-    """The configuration `config_name` of the folder `config_path` (null: the package's own) with overrides applied.
+    """Return the configuration `config_name` from the folder `config_path` (None: the package's own), with overrides.
 
     Overrides are Hydra's. A key of the schema needs no `+`; a `+` on an existing key replaces its value.
     """
@@ -61,7 +61,7 @@ def compose(
     name = config_name.removesuffix(".yaml")
     if not (folder / f"{name}.yaml").is_file():
         raise ConfigError(
-            f"{folder / name}.yaml: no such file. Configurations of the package: {', '.join(embedded_configs())}."
+            f"{folder / name}.yaml: no such file. Packaged configurations: {', '.join(embedded_configs())}."
         )
     groups = {path.name for base in (folder, yaml_folder()) for path in base.iterdir() if path.is_dir()}
     listed = _default_groups(folder / f"{name}.yaml")
@@ -76,33 +76,33 @@ def compose(
 
 
 def load_yaml(path: str | Path, overrides: Sequence[str] = ()) -> NestConfig:
-    """The configuration in the file `path`."""
+    """Return the configuration in the file `path`, with overrides."""
     path = Path(path)
     return compose(path.name, overrides, path.parent)
 
 
 def model_config(config: Any) -> ModelConfig:
-    """NeMo's `model:` section, as a dict, a DictConfig or a dataclass, as a checked `ModelConfig`."""
+    """Return NeMo's `model:` section (a dict, a DictConfig or a dataclass) as a checked `ModelConfig`."""
     if isinstance(config, ModelConfig):
         return config
     data = model_section(config)
     if SAVED_NOTES.isdisjoint(data):
         return parse(ModelConfig, data, where="model", unused=unused_keys())
     section = _without_foreign_training({key: value for key, value in data.items() if key not in SAVED_NOTES})
-    # What NeMo's files carry along is no choice of the user's: not worth a line.
+    # The user did not choose what NeMo's files contain, so dropped keys are not worth a line in the log.
     cfg = parse(ModelConfig, section, where="model", unused=unused_keys(), report_level=logging.DEBUG)
     return cfg if "nest_ssl_version" in data else _undo_post_conv_adjustment(cfg)
 
 
 def model_section(config: Any) -> dict[str, Any]:
-    """`config` as a plain mapping, its interpolations resolved: within its own file, or else within itself."""
+    """Return `config` as a plain mapping, with interpolations resolved within its file or else within itself."""
     try:
         if isinstance(config, DictConfig):
             with contextlib.suppress(InterpolationKeyError):
                 config = OmegaConf.to_container(config, resolve=True)
         data: Any = OmegaConf.to_container(config) if isinstance(config, DictConfig) else plain(config)
         if _has_interpolation(data):
-            # A section cut out of its file still refers to it as `${model.…}`.
+            # A section taken out of its file still refers to it as `${model.…}`.
             data = plain(OmegaConf.create({"model": data}))["model"]
     except OmegaConfBaseException as error:
         raise ConfigError(_one_line(error)) from error
@@ -112,7 +112,7 @@ def model_section(config: Any) -> dict[str, Any]:
 
 
 def _undo_post_conv_adjustment(cfg: ModelConfig) -> ModelConfig:
-    """NeMo rewrites a post_conv config as it builds the model, and saves it rewritten: give the user's values back."""
+    """Return the user's values: NeMo rewrites a post_conv config when it builds the model, and saves the result."""
     if cfg.mask_position != "post_conv":
         return cfg
     factor, mels = cfg.encoder.subsampling_factor, cfg.preprocessor.features
@@ -125,7 +125,7 @@ def _undo_post_conv_adjustment(cfg: ModelConfig) -> ModelConfig:
 
 
 def _without_foreign_training(data: dict[str, Any]) -> dict[str, Any]:
-    """A file's section without those training sections that only NeMo could follow: the model loads all the same."""
+    """Drop training sections that only NeMo understands; the model loads without them."""
     kept = dict(data)
     for name, schema in TRAINING_SECTIONS.items():
         if kept.get(name) is None:
@@ -134,7 +134,7 @@ def _without_foreign_training(data: dict[str, Any]) -> dict[str, Any]:
         try:
             parse(schema, kept[name], f"model.{name}", unused_keys(), logging.DEBUG)
         except ValueError as error:
-            log.warning("model.%s of the file is left out, the model does not need it: %s", name, error)
+            log.warning("model.%s in the file is ignored, since the model does not need it: %s", name, error)
             del kept[name]
     return kept
 
@@ -148,11 +148,11 @@ def _has_interpolation(value: Any) -> bool:
 
 
 def _default_groups(path: Path) -> set[str]:
-    """Config groups in the defaults list of a yaml."""
+    """Return the config groups in the defaults list of a yaml."""
     try:
         content = OmegaConf.to_container(OmegaConf.load(path))
     except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
-        raise ConfigError(f"{path}: not a readable yaml: {_one_line(error)}") from error
+        raise ConfigError(f"{path}: not a readable yaml file: {_one_line(error)}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: expected a mapping of keys, got a {type(content).__name__}.")
     entries = content.get("defaults") or []
@@ -160,7 +160,7 @@ def _default_groups(path: Path) -> set[str]:
 
 
 def _override(text: str, groups: set[str], listed: set[str]) -> str:
-    """One override in the form that Hydra takes: `++` for every key, so that none needs to exist in the yaml."""
+    """Return an override in Hydra's form, with `++` so that the key need not exist in the yaml."""
     key = text.lstrip("+").split("=", 1)[0]
     if text.startswith("~") or key.startswith("hydra."):
         return text

@@ -15,7 +15,7 @@ Paths = str | list[str] | list[list[str]] | None
 
 @dataclass
 class AugmentorConfig:
-    """`batch_augmentor:`: which utterances get noise or other speakers, how much and how loud."""
+    """`batch_augmentor:`: which utterances get noise or other speakers, how much, and how loud."""
 
     _target_: str = "nest_ssl.data.MultiSpeakerNoiseAugmentation"
     """MultiSpeakerNoiseAugmentation, SpeakerNoiseAugmentation, or a registered name (docs/extending.md), which then
@@ -23,7 +23,7 @@ class AugmentorConfig:
     prob: float = 0.0
     """Probability that an utterance is augmented."""
     noise_ratio: float = 0.0
-    """Of those, the share that gets noise; the others get speech of the same batch."""
+    """Share of these that gets noise; the others get speech from the same batch."""
     min_r_speech: float = -5.0
     """Lowest energy ratio of speech to added speech, in dB."""
     max_r_speech: float = 5.0
@@ -37,9 +37,9 @@ class AugmentorConfig:
     max_mix_rate: float = 1.0
     """Largest share of the utterance that is mixed."""
     min_num_segments: int = 1
-    """Fewest segments that the added audio is made of."""
+    """Fewest segments in the added audio."""
     max_num_segments: int = 5
-    """Most segments that the added audio is made of."""
+    """Most segments in the added audio."""
     min_num_speakers: int = 1
     """Fewest speakers added."""
     max_num_speakers: int = 4
@@ -63,7 +63,7 @@ class AugmentorConfig:
             self._check_nothing_else_is_set(where)
             return
         if self.options:
-            raise ValueError(f"{where}.options: belongs to registered augmentations; '{self._target_}' is none.")
+            raise ValueError(f"{where}.options: only for registered augmentations; '{self._target_}' is not one.")
         name = resolve_target(self._target_, f"{where}._target_")
         one_of(f"{where}._target_", name, ("SpeakerNoiseAugmentation", "MultiSpeakerNoiseAugmentation"))
         for key in ("prob", "noise_ratio", "min_mix_rate", "max_mix_rate"):
@@ -86,7 +86,7 @@ def _registered(target: str) -> Any:
 
 @dataclass
 class DatasetConfig:
-    """One dataset and the loader around it."""
+    """One dataset and its loader."""
 
     manifest_filepath: Paths = None
     """JSON-lines manifest(s) of the speech."""
@@ -95,21 +95,21 @@ class DatasetConfig:
     source_options: dict[str, Any] = field(default_factory=dict)
     """Arguments of `source`."""
     noise_manifest: Paths = None
-    """JSON-lines manifest(s) of the noise; null: none."""
+    """JSON-lines manifest(s) of the noise; null: no noise."""
     noise_bank_gb: float = 0.0
-    """Keep decoded noise in memory, up to this many gigabytes for each rank; 0: read each segment from disk."""
+    """Keep up to this many gigabytes of decoded noise in memory per rank; 0: read each segment from disk."""
     sample_rate: int = 16000
-    """Audio is resampled to this."""
+    """Audio is resampled to this rate, in Hz."""
     batch_size: int | None = None
-    """Utterances per batch and rank; with `batch_duration`, the most that a batch may hold."""
+    """Utterances per batch and rank; with `batch_duration`, the upper limit."""
     batch_duration: float | None = None
     """Seconds of audio per batch and rank, padding included; needs `use_bucketing` or `use_lhotse`."""
     quadratic_duration: float | None = None
-    """d seconds count as d + d² / quadratic_duration in `batch_duration`: attention grows like that."""
+    """Count d seconds as d + d² / quadratic_duration in `batch_duration`, because attention grows that way."""
     use_bucketing: bool = False
-    """Batches of utterances of about the same duration, by `num_buckets` or `bucket_duration_bins`."""
+    """Put utterances of similar duration into a batch, by `num_buckets` or `bucket_duration_bins`."""
     num_buckets: int = 30
-    """Buckets with equal shares of the audio."""
+    """Number of buckets, each with an equal share of the audio."""
     bucket_duration_bins: list[float] | None = None
     """Boundaries between buckets, in seconds; null: estimated from the durations."""
     bucket_batch_size: list[int] | None = None
@@ -119,21 +119,21 @@ class DatasetConfig:
     seed: int | None = None
     """Seed of order, noise and mixing; null: the run's."""
     num_workers: int = 0
-    """Loader processes; 0: load in the training process. The batches do not depend on it."""
+    """DataLoader workers; 0: load in the training process. The batches do not depend on it."""
     pin_memory: bool = False
-    """Page-locked batches, for faster copies to a GPU."""
+    """Put batches in pinned memory, for faster copies to a GPU."""
     persistent_workers: bool = False
-    """Keep the loader processes between epochs."""
+    """Keep the workers between epochs."""
     prefetch_factor: int | None = None
-    """Batches that each loader process prepares ahead."""
+    """Batches that each worker prepares ahead."""
     drop_last: bool = False
-    """Leave out the last, incomplete batch; otherwise its utterances are shared out equally among the ranks."""
+    """Drop the last, incomplete batch; otherwise its utterances are divided equally among the ranks."""
     max_duration: float | None = None
-    """Longer utterances are left out, in seconds."""
+    """Drop utterances longer than this, in seconds."""
     min_duration: float | None = None
-    """Shorter utterances are left out, in seconds."""
+    """Drop utterances shorter than this, in seconds."""
     min_audio_len_secs: float = 1.0
-    """Shorter audio is padded to this, in seconds."""
+    """Pad shorter audio to this, in seconds."""
     pad_audio_mode: str = "repeat"
     """Pad short audio by repeating it (repeat) or with silence (zero)."""
     trim_silence: bool = False
@@ -141,7 +141,7 @@ class DatasetConfig:
     int_values: bool = False
     """Read integer samples as 32-bit integers before scaling to [-1, 1]."""
     channel_selector: int | str | list[int] | None = None
-    """Channel number(s) to average, 'average', or null for a mono file or the average."""
+    """Channel number(s) to average; 'average' or null: all channels."""
     max_utts: int = 0
     """Read at most this many utterances; 0: all."""
     max_bad_fraction: float = 0.01
@@ -149,13 +149,13 @@ class DatasetConfig:
     batch_augmentor: AugmentorConfig | None = None
     """How noise and other speakers are mixed in; null: noisy = audio + noise."""
     is_concat: bool = False
-    """Each manifest is a dataset of its own, mixed by `concat_sampling_technique`."""
+    """Treat each manifest as its own dataset and mix them by `concat_sampling_technique`."""
     concat_sampling_technique: str | None = "temperature"
     """temperature, random or round-robin; null: round-robin."""
     concat_sampling_temperature: float = 5.0
     """Sampling weight of a dataset is its size to the power 1 / temperature."""
     concat_sampling_scale: float = 1.0
-    """Length of an epoch, in sizes of the datasets together."""
+    """Length of an epoch, as a multiple of the total size of the datasets."""
     concat_sampling_probabilities: list[float] | None = None
     """Weights for random sampling; null: equal."""
     concat_sampling_seed: int | None = None
@@ -163,23 +163,23 @@ class DatasetConfig:
     concat_shuffle: bool = True
     """Shuffle within each dataset."""
     endless: bool = False
-    """With `is_concat`: never end an epoch; the run ends by `trainer.max_steps`."""
+    """With `is_concat`: the epoch never ends; `trainer.max_steps` ends the run."""
     is_tarred: bool = False
-    """Audio lies in tar shards."""
+    """The audio is in tar shards."""
     tarred_audio_filepaths: Paths = None
     """The shards, with _OP_0..N-1_CL_ patterns."""
     tarred_shard_strategy: str = "scatter"
-    """scatter (each rank reads its own run of shards) or replicate (each rank reads all)."""
+    """scatter (each rank reads its own range of shards) or replicate (each rank reads all)."""
     shard_manifests: bool = False
-    """The manifest path is a pattern too: one manifest per shard. A pattern in the path says so as well."""
+    """One manifest per shard: the manifest path is also a pattern. A pattern in the path implies this."""
     shuffle_n: int = 0
-    """Tar shards: an utterance moves by up to this many places within the shuffled shards; 0: it does not."""
+    """Tar shards: move each utterance by up to this many places within the shuffled shards; 0: not at all."""
     bucketing_strategy: str = "synced_randomized"
     """Order of buckets: fixed_order, synced_randomized (same bucket on all ranks) or fully_randomized."""
     bucketing_batch_size: int | list[int] | None = None
-    """The manifests are buckets, with this batch size each; one number: times N for the first of N, 1 for the last."""
+    """Treat the manifests as buckets with these batch sizes; one number: × N for the first of N, down to × 1."""
     bucketing_weights: list[int] | None = None
-    """How often each bucket is repeated in an epoch."""
+    """How many times each bucket occurs in an epoch."""
     use_lhotse: bool = False
     """Read metadata and form batches with lhotse."""
     cuts_path: str | None = None
@@ -189,15 +189,15 @@ class DatasetConfig:
     input_cfg: str | list[dict[str, Any]] | None = None
     """lhotse: weighted inputs, as a list or a yaml file; `type` is nemo, nemo_tarred, lhotse, lhotse_shar or group."""
     force_finite: bool = False
-    """lhotse: go through `input_cfg` once an epoch; otherwise it is mixed without end."""
+    """lhotse: read `input_cfg` once per epoch; otherwise it is mixed endlessly."""
     num_cuts_for_bins_estimate: int = 10000
-    """lhotse: utterances from which the buckets are estimated."""
+    """lhotse: number of utterances used to estimate the buckets."""
     bucket_buffer_size: int = 10000
-    """lhotse: utterances held in the buckets' buffer."""
+    """lhotse: number of utterances in the bucketing buffer."""
     shuffle_buffer_size: int = 10000
-    """lhotse without buckets: utterances held in the shuffling buffer."""
+    """lhotse without buckets: number of utterances in the shuffling buffer."""
     concurrent_bucketing: bool = False
-    """lhotse: fill the buckets from a thread."""
+    """lhotse: fill the buckets in a thread."""
 
     def __post_init__(self) -> None:
         for key in ("sample_rate", "num_buckets", "num_cuts_for_bins_estimate", "bucket_buffer_size"):
@@ -217,7 +217,7 @@ class DatasetConfig:
         for key in ("batch_duration", "quadratic_duration", "concat_sampling_temperature", "concat_sampling_scale"):
             value = getattr(self, key)
             if value is not None and value <= 0:
-                raise ValueError(f"{key}: {value} is not above 0.")
+                raise ValueError(f"{key}: {value} is not greater than 0.")
         probability("max_bad_fraction", self.max_bad_fraction)
         techniques = ("temperature", "random", "round-robin", None)
         one_of("concat_sampling_technique", self.concat_sampling_technique, techniques)
@@ -243,16 +243,16 @@ class DatasetConfig:
         if self.batch_duration is not None and not (self.use_bucketing or self.use_lhotse):
             raise ValueError("batch_duration: needs 'use_bucketing: true' (or 'use_lhotse: true').")
         if self.endless and not self.is_concat:
-            raise ValueError("endless: mixes several datasets without end, so it needs 'is_concat: true'.")
+            raise ValueError("endless: mixes several datasets, so it needs 'is_concat: true'.")
         bins, sizes = self.bucket_duration_bins, self.bucket_batch_size
         if bins is not None and sorted(set(bins)) != bins:
-            raise ValueError(f"bucket_duration_bins: {bins} does not rise from bin to bin.")
+            raise ValueError(f"bucket_duration_bins: {bins} is not in increasing order.")
         if sizes is not None and (bins is None or len(sizes) != len(bins) + 1):
-            raise ValueError("bucket_batch_size: needs one size more than bucket_duration_bins has boundaries.")
+            raise ValueError("bucket_batch_size: needs one more entry than bucket_duration_bins.")
         if sizes is not None and self.use_lhotse:
-            raise ValueError("bucket_batch_size: belongs to buckets of ours; use_lhotse takes batch_duration.")
+            raise ValueError("bucket_batch_size: not supported with use_lhotse. Use batch_duration.")
         if self.max_utts and self.is_tarred:
-            raise ValueError("max_utts: does nothing for tar shards, which are read whole. Shorten the manifest.")
+            raise ValueError("max_utts: has no effect on tar shards, which are read whole. Shorten the manifest.")
         if self.use_lhotse and (self.cuts_path or self.shar_path):
             one_channel = self.channel_selector not in (None, "average")
             given = {"channel_selector": one_channel, "trim_silence": self.trim_silence, "max_utts": self.max_utts}
@@ -279,4 +279,4 @@ UNUSED_DATASET_KEYS: dict[str, str] = {
     "cuda_expandable_segments": "set PYTORCH_CUDA_ALLOC_CONF instead",
     "bucketing_2d_strict_mode": "buckets are by duration only",
 }
-"""NeMo's keys of a dataset section that NEST does not use, with the reason."""
+"""Dataset keys of NeMo that NEST does not use, with the reason."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from nest_ssl.config.checks import at_least, not_supported, one_of, probability
 
-MAX_LAYERS = 1000  # the largest NEST has 42; a broken or hostile file could ask for any number
+MAX_LAYERS = 1000  # the largest NEST has 42; a damaged or hostile file could ask for any number
 
 
 @dataclass
@@ -29,33 +29,33 @@ class EncoderConfig:
     subsampling_factor: int = 4
     """2, 4, 8, or any other power of two."""
     subsampling_conv_chunking_factor: int = 1
-    """NeMo splits its convolution by this to save memory. Nothing is split here: the result does not depend on it."""
+    """NeMo splits its convolution by this factor to save memory. Not needed here; the result does not depend on it."""
     subsampling_conv_channels: int = -1
     """Channels of the subsampling; -1: d_model."""
     reduction: str | None = None
     """Only null is supported."""
     reduction_position: int | None = None
-    """Belongs to `reduction`."""
+    """Part of `reduction`."""
     reduction_factor: int = 1
     """Only 1 is supported."""
     ff_expansion_factor: int = 4
-    """Width of the feed-forward modules, in d_model."""
+    """Width of the feed-forward modules, as a multiple of d_model."""
     self_attention_model: str = "rel_pos"
     """rel_pos (Transformer-XL positions) or abs_pos."""
     n_heads: int = 4
     """Attention heads."""
     att_context_size: list[int] | list[list[int]] | None = None
-    """[left, right] frames that attention sees, -1 for all; a list of such pairs: one is drawn per training step."""
+    """[left, right] frames that attention sees, -1 for all; from a list of pairs, each training step draws one."""
     att_context_probs: list[float] | None = None
     """Probabilities of the contexts; null: equal."""
     att_context_style: str = "regular"
-    """regular, or chunked_limited (whole chunks of right + 1 frames, and left // chunk chunks before)."""
+    """regular, or chunked_limited (the current chunk of right + 1 frames, and left // chunk chunks before it)."""
     xscaling: bool = True
     """Multiply the subsampled features by sqrt(d_model)."""
     untie_biases: bool = True
-    """Position biases per layer rather than shared."""
+    """Each layer has its own position biases, rather than sharing them."""
     pos_emb_max_len: int = 5000
-    """NeMo's initial table of positions; here positions are computed for the length at hand, so any length works."""
+    """Size of NeMo's initial position table. Here positions are computed for each batch, so any length works."""
     conv_kernel_size: int = 31
     """Kernel of the depthwise convolution; odd."""
     conv_norm_type: str = "batch_norm"
@@ -63,7 +63,7 @@ class EncoderConfig:
     conv_context_size: list[int] | str | None = None
     """[left, right] frames of the convolution, 'causal', or null for a centred one."""
     use_bias: bool = True
-    """Biases in feed-forward, attention and convolution."""
+    """Use biases in feed-forward, attention and convolution."""
     dropout: float = 0.1
     """Dropout in the layers."""
     dropout_pre_encoder: float = 0.1
@@ -81,15 +81,15 @@ class EncoderConfig:
     global_tokens: int = 0
     """Only 0 is supported (local attention with global tokens)."""
     global_tokens_spacing: int = 1
-    """Belongs to `global_tokens`."""
+    """Part of `global_tokens`."""
     global_attn_separate: bool = False
-    """Belongs to `global_tokens`."""
+    """Part of `global_tokens`."""
     use_pytorch_sdpa: bool = False
-    """NeMo's switch of attention code; the numbers are the same, and nest-ssl chooses by itself."""
+    """NeMo's switch between attention implementations. nest-ssl chooses by itself, with the same results."""
     use_pytorch_sdpa_backends: list[str] | None = None
-    """Belongs to `use_pytorch_sdpa`."""
+    """Part of `use_pytorch_sdpa`."""
     sync_max_audio_length: bool = False
-    """NeMo's collective in every forward pass. There is none here: true changes nothing, and says so once."""
+    """NeMo's collective in every forward pass. nest-ssl has none: true changes nothing, and is logged once."""
 
     def __post_init__(self) -> None:
         where = "encoder"
@@ -103,7 +103,9 @@ class EncoderConfig:
             not_supported(f"{where}.subsampling", self.subsampling, "use dw_striding or striding")
         one_of(f"{where}.subsampling", self.subsampling, ("dw_striding", "striding"))
         if self.subsampling_factor < 2 or self.subsampling_factor & (self.subsampling_factor - 1):
-            raise ValueError(f"{where}.subsampling_factor: {self.subsampling_factor} is not a power of two from 2 on.")
+            raise ValueError(
+                f"{where}.subsampling_factor: {self.subsampling_factor} is not a power of two (2 or more)."
+            )
         chunking = self.subsampling_conv_chunking_factor
         if chunking not in (-1, 1) and chunking % 2:
             raise ValueError(f"{where}.subsampling_conv_chunking_factor: {chunking} is not -1, 1 or a power of two.")
@@ -129,7 +131,7 @@ class EncoderConfig:
 
     @property
     def attention_contexts(self) -> list[tuple[int, int]]:
-        """Every [left, right] that attention may use; the first is the one of evaluation."""
+        """Every [left, right] that attention may use; evaluation uses the first."""
         given: list[Any] = list(self.att_context_size or [[-1, -1]])
         pairs = [given] if isinstance(given[0], int) else given
         for pair in pairs:
@@ -175,7 +177,7 @@ class EncoderConfig:
 
     @property
     def num_norm_groups(self) -> int | None:
-        """N of group_normN; None for the other norms."""
+        """N in group_normN; None for the other norms."""
         norm = self.conv_norm_type
         if norm == "fused_batch_norm":
             not_supported("encoder.conv_norm_type", norm, "use batch_norm")

@@ -19,23 +19,23 @@ class PreprocessorConfig:
     """Waveform to log-mel features."""
 
     sample_rate: int = 16000
-    """Samples per second of the audio given to the model."""
+    """Sample rate of the input audio, in Hz."""
     window_size: float | None = 0.02
     """Length of the analysis window, in seconds."""
     window_stride: float | None = 0.01
     """Step between frames, in seconds."""
     n_window_size: int | None = None
-    """Length of the analysis window in samples, in place of `window_size`."""
+    """Length of the analysis window in samples; replaces `window_size`."""
     n_window_stride: int | None = None
-    """Step between frames in samples, in place of `window_stride`."""
+    """Step between frames in samples; replaces `window_stride`."""
     window: str | None = "hann"
     """hann, hamming, blackman, bartlett, or none (rectangular)."""
     normalize: str | dict[str, Any] | None = "per_feature"
-    """Mean 0, std 1 of each band of an utterance (per_feature) or of all (all_features); null, none and NA: neither."""
+    """Give each band (per_feature) or all bands together (all_features) mean 0 and std 1; null, none, NA: neither."""
     n_fft: int | None = None
-    """Size of the Fourier transform; null: the next power of two of the window."""
+    """Size of the Fourier transform; null: the window's length, rounded up to a power of two."""
     preemph: float | None = 0.97
-    """Pre-emphasis coefficient; null: none."""
+    """Pre-emphasis coefficient; null: no pre-emphasis."""
     features: int = 64
     """Number of mel bands."""
     lowfreq: float = 0.0
@@ -45,13 +45,13 @@ class PreprocessorConfig:
     log: bool = True
     """Take the logarithm of the mel energies."""
     log_zero_guard_type: str = "add"
-    """How the logarithm of zero is avoided: add, or clamp."""
+    """How to avoid the logarithm of zero: add or clamp."""
     log_zero_guard_value: float | str = 2**-24
-    """The value added or clamped to; 'tiny' and 'eps' are float32's."""
+    """The value to add or clamp to; 'tiny' and 'eps' are those of float32."""
     dither: float = 1e-5
-    """Standard deviation of the white noise added to the waveform in training."""
+    """Standard deviation of the white noise that is added to the waveform in training."""
     pad_to: int = 16
-    """Frames are padded to a multiple of this; 0: not padded."""
+    """Pad the frames to a multiple of this; 0: no padding."""
     frame_splicing: int = 1
     """Only 1 is supported."""
     exact_pad: bool = False
@@ -59,9 +59,9 @@ class PreprocessorConfig:
     pad_value: float = 0.0
     """Value of the frames past an utterance's end."""
     mag_power: float = 2.0
-    """Power to which the magnitude spectrum is raised."""
+    """Exponent of the magnitude spectrum."""
     mel_norm: str | None = "slaney"
-    """slaney (filters of equal area), or null (filters of equal height)."""
+    """slaney (filters of equal area) or null (filters of equal height)."""
     nb_augmentation_prob: float = 0.0
     """Only 0 is supported (narrow-band augmentation)."""
 
@@ -82,7 +82,9 @@ class PreprocessorConfig:
             finite(f"{where}.{name}", getattr(self, name) or 0.0)
         high_hz = self.highfreq or self.sample_rate / 2
         if not 0 <= self.lowfreq < high_hz:
-            raise ValueError(f"{where}.lowfreq: {self.lowfreq:g} Hz is not between 0 and the highest, {high_hz:g} Hz.")
+            raise ValueError(
+                f"{where}.lowfreq: {self.lowfreq:g} Hz is not between 0 and the highest frequency, {high_hz:g} Hz."
+            )
         one_of(f"{where}.window", self.window, ("hann", "hamming", "blackman", "bartlett", "none", None))
         one_of(f"{where}.log_zero_guard_type", self.log_zero_guard_type, ("add", "clamp"))
         if isinstance(self.log_zero_guard_value, str):
@@ -121,22 +123,22 @@ class PreprocessorConfig:
 
 @dataclass
 class MaskingConfig:
-    """Random blocks of frames replaced by one embedding."""
+    """Replace random blocks of frames with one embedding."""
 
     feat_in: int
     """Size of a frame."""
     mask_prob: float = 0.5
     """With overlap: probability that a frame starts a masked block. Without: the share of frames to mask."""
     block_size: int = 48
-    """Frames per block. For mask_position post_conv this is still counted before the subsampling."""
+    """Frames per block, counted before subsampling even if mask_position is post_conv."""
     mask_value: float | None = None
     """Fill masked frames with this value; null: a random embedding."""
     freeze: bool = True
-    """Keep the embedding fixed; false: it is learned."""
+    """Keep the embedding fixed; false: learn it."""
     allow_overlap: bool = False
     """Blocks may overlap."""
     max_mask_ratio: float = 0.8
-    """An utterance not longer than block_size / max_mask_ratio masks its first 8 frames instead."""
+    """Mask only the first 8 frames of utterances of at most block_size / max_mask_ratio frames."""
 
     def __post_init__(self) -> None:
         at_least("masking.feat_in", self.feat_in, 1)
@@ -147,7 +149,7 @@ class MaskingConfig:
 
 @dataclass
 class QuantizerConfig:
-    """Random projection of stacked frames to the nearest of fixed random codes."""
+    """Project stacked frames at random and take the nearest of fixed random codes."""
 
     feat_in: int
     """Size of a frame."""
@@ -158,7 +160,7 @@ class QuantizerConfig:
     num_books: int
     """Number of independent codebooks."""
     dist_fn: str = "cosine"
-    """l2 or cosine: the same codes, since both sides are unit vectors."""
+    """l2 or cosine; both give the same codes, since both sides are unit vectors."""
     time_ahead: bool = False
     """Input is (B, T, D) rather than (B, D, T)."""
     freeze: bool = True
@@ -166,7 +168,7 @@ class QuantizerConfig:
     squeeze_single: bool = False
     """With one book, drop the book dimension of the output."""
     combine_time_steps: int = 1
-    """Frames stacked for one code: the encoder's subsampling factor."""
+    """Frames per code: the encoder's subsampling factor."""
 
     def __post_init__(self) -> None:
         for name in ("feat_in", "code_dim", "num_classes", "num_books", "combine_time_steps"):
@@ -176,7 +178,7 @@ class QuantizerConfig:
 
 @dataclass
 class DecoderConfig:
-    """A linear layer per codebook, and the logarithm of its softmax."""
+    """A linear layer and log-softmax per codebook."""
 
     feat_in: int
     """Size of the encoder's output."""
@@ -185,7 +187,7 @@ class DecoderConfig:
     num_decoders: int = 1
     """Number of codebooks."""
     init_mode: str | None = "xavier_uniform"
-    """Initial weights: xavier_uniform, xavier_normal, kaiming_uniform, kaiming_normal, or null for torch's own."""
+    """Initial weights: xavier_uniform, xavier_normal, kaiming_uniform, kaiming_normal, or null for torch's default."""
     use_bias: bool = False
     """Add a bias."""
     squeeze_single: bool = False
@@ -203,7 +205,7 @@ class LossConfig:
     """Negative log-likelihood of the codes of masked frames."""
 
     combine_time_steps: int = 1
-    """Frames per code: the subsampling factor; with post_conv masking it is 1, whatever stands here."""
+    """Frames per code: the subsampling factor. post_conv masking always uses 1."""
     mask_threshold: float = 0.8
     """A code counts when more than this share of its frames is masked."""
     num_decoders: int = 1
@@ -228,7 +230,7 @@ class ModelConfig:
     decoder: DecoderConfig
     loss: LossConfig
     sample_rate: int = 16000
-    """Samples per second of all audio."""
+    """Sample rate of all audio, in Hz."""
     num_classes: int = 8192
     """Codes per book; the sections below refer to it."""
     num_books: int = 1
@@ -238,12 +240,12 @@ class ModelConfig:
     squeeze_single: bool = False
     """With one book, drop the book dimension of tokens and log-probabilities."""
     mask_position: str = "pre_conv"
-    """pre_conv: mask mel frames; post_conv: mask the subsampled frames, whose codes are then the targets."""
+    """pre_conv: mask mel frames; post_conv: mask subsampled frames, and predict their codes."""
     compile: str | bool = "auto"
-    """Compiled training: auto (on a CUDA GPU), on, or off. The maths is the same; see docs/performance.md."""
+    """Accelerated training: auto (on a CUDA GPU), on, or off. The maths is the same; see docs/performance.md."""
     activation_budget: float = 0.9
-    """Compiled training keeps this share of the activations it would like to keep for the backward pass, and computes
-    the others again. 1 is fastest; 0.6 in place of 0.9 took 12 % less memory and 10 % more time (large, 64 × 16 s)."""
+    """Share of the activations that accelerated training keeps for the backward pass; it recomputes the others.
+    1 is fastest; 0.6 instead of 0.9 took 12 % less memory and 10 % more time (large, 64 × 16 s)."""
     train_ds: DatasetConfig | None = None
     validation_ds: DatasetConfig | None = None
     test_ds: DatasetConfig | None = None

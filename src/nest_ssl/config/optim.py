@@ -1,4 +1,4 @@
-"""The `optim:` section: NeMo's names and keys, each option checked against the optimizer or schedule that takes it."""
+"""The `optim:` section: NeMo's names and keys. Each option is checked against the chosen optimizer or schedule."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OPTIMIZERS: dict[str, frozenset[str]] = {
     "rmsprop": frozenset({"alpha", "centered", "momentum", "eps", "weight_decay"}),
     "rprop": frozenset({"etas", "step_sizes"}),
 }
-"""Optimizers by NeMo's names, and the options that each takes beside `lr`."""
+"""Optimizers by NeMo's names, and the options that each takes in addition to `lr`."""
 
 _WARMUP = frozenset({"warmup_steps", "warmup_ratio"})
 SCHEDULES: dict[str, frozenset[str]] = {
@@ -34,7 +34,7 @@ SCHEDULES: dict[str, frozenset[str]] = {
     "InverseSquareRootAnnealing": _WARMUP,
     "PolynomialDecayAnnealing": _WARMUP | {"power", "cycle"},
 }
-"""Schedules by NeMo's names, and the options that each takes beside `max_steps`, `min_lr` and `last_epoch`."""
+"""Schedules by NeMo's names, and their options in addition to `max_steps`, `min_lr` and `last_epoch`."""
 
 _NEMO_OPTIMIZERS = {
     *("novograd", "adafactor", "adan", "lamb", "fused_adam", "distributed_fused_adam", "megatron_fused_adam"),
@@ -48,32 +48,32 @@ _NEMO_SCHEDULES = {
 
 @dataclass
 class ScheduleConfig:
-    """`optim.sched:`: the learning rate over the steps."""
+    """`optim.sched:`: the learning rate at each step."""
 
     name: str = "NoamAnnealing"
     """NoamAnnealing, CosineAnnealing, WarmupAnnealing, InverseSquareRootAnnealing or PolynomialDecayAnnealing."""
     d_model: int | None = None
     """Width that NoamAnnealing scales by."""
     warmup_steps: int | None = None
-    """Steps of the warm-up."""
+    """Number of warm-up steps."""
     warmup_ratio: float | None = None
-    """Length of the warm-up as a share of all steps, in place of `warmup_steps`."""
+    """Length of the warm-up as a share of all steps; replaces `warmup_steps`."""
     min_lr: float = 0.0
-    """Lowest rate after the warm-up."""
+    """Lowest learning rate after the warm-up."""
     max_steps: int | None = None
     """Length of the schedule; null or -1: the trainer's."""
     constant_steps: int | None = None
-    """Steps at the lowest rate at the end (CosineAnnealing)."""
+    """Steps at the lowest learning rate at the end (CosineAnnealing)."""
     constant_ratio: float | None = None
-    """The same as a share of all steps."""
+    """`constant_steps` as a share of all steps."""
     power: float | None = None
     """Exponent of PolynomialDecayAnnealing; null: 1."""
     cycle: bool | None = None
-    """Accepted for PolynomialDecayAnnealing; changes nothing, as in NeMo: the rate stays lowest after `max_steps`."""
+    """Accepted for PolynomialDecayAnnealing; no effect, as in NeMo: the rate stays at `min_lr` after `max_steps`."""
     last_epoch: int = -1
-    """Step to start from, less one."""
+    """The step before the first one."""
     extra: dict[str, Any] | None = None
-    """Further arguments of a schedule that another package has registered."""
+    """More arguments for a schedule registered by another package."""
 
     def __post_init__(self) -> None:
         where = "optim.sched"
@@ -101,25 +101,25 @@ class ScheduleConfig:
         if self.power is not None:
             at_least(f"{where}.power", self.power, 0)
         if self.cycle:
-            log.warning("%s.cycle: changes nothing, as in NeMo: after max_steps the rate is min_lr.", where)
+            log.warning("%s.cycle: has no effect, as in NeMo: after max_steps the rate stays at min_lr.", where)
 
     def options(self) -> dict[str, Any]:
-        """What was given besides the keys that every schedule has."""
+        """Return the given options, without the keys that every schedule has."""
         return _given(self, leave_out={"name", "min_lr", "max_steps", "last_epoch", "extra"}) | (self.extra or {})
 
 
 @dataclass
 class OptimConfig:
-    """Optimizer and schedule. An option that is null has the value that torch gives it (adamw: weight_decay 0.01)."""
+    """Optimizer and schedule. An option that is null has torch's default (adamw: weight_decay 0.01)."""
 
     name: str = "adamw"
     """adamw, adam, sgd, adamax, adadelta, adagrad, rmsprop or rprop."""
     lr: float = 1e-3
-    """Peak rate; for NoamAnnealing a factor."""
+    """Peak learning rate; for NoamAnnealing, a factor."""
     betas: list[float] | None = None
-    """Decay of the moments (adamw, adam, adamax)."""
+    """Decay rates of the moments (adamw, adam, adamax)."""
     eps: float | None = None
-    """Term that keeps the division finite."""
+    """Added to the denominator to keep it above 0."""
     weight_decay: float | None = None
     """Weight decay."""
     amsgrad: bool | None = None
@@ -129,29 +129,29 @@ class OptimConfig:
     dampening: float | None = None
     """Damping of the momentum (sgd)."""
     nesterov: bool | None = None
-    """Nesterov's momentum (sgd)."""
+    """Use Nesterov momentum (sgd)."""
     rho: float | None = None
     """Decay of the squared gradients (adadelta)."""
     lr_decay: float | None = None
-    """Decay of the rate (adagrad)."""
+    """Decay of the learning rate (adagrad)."""
     initial_accumulator_value: float | None = None
-    """Start of the sum of squared gradients (adagrad)."""
+    """Initial sum of squared gradients (adagrad)."""
     alpha: float | None = None
     """Decay of the squared gradients (rmsprop)."""
     centered: bool | None = None
     """Divide by the standard deviation of the gradients (rmsprop)."""
     etas: list[float] | None = None
-    """Factors by which a step shrinks and grows (rprop)."""
+    """Factors that shrink and grow a step (rprop)."""
     step_sizes: list[float] | None = None
     """Smallest and largest step (rprop)."""
     fused: bool | None = None
-    """One kernel for all parameters (adamw, adam, sgd); null: for adamw and adam, except at precision 16."""
+    """Update all parameters in one kernel (adamw, adam, sgd); null: for adamw and adam, except at precision 16."""
     no_decay_on_norms_and_biases: bool = False
-    """Leave norms and biases out of the weight decay."""
+    """Exclude norms and biases from weight decay."""
     sched: ScheduleConfig | None = None
-    """null: a constant rate."""
+    """null: a constant learning rate."""
     extra: dict[str, Any] | None = None
-    """Further arguments of an optimizer that another package has registered."""
+    """More arguments for an optimizer registered by another package."""
 
     def __post_init__(self) -> None:
         is_plugin = optimizers.find(self.name, OPTIMIZERS) is not None
@@ -164,7 +164,7 @@ class OptimConfig:
         for key in ("betas", "etas", "step_sizes"):
             pair = getattr(self, key)
             if pair is not None and len(pair) != 2:
-                raise ValueError(f"optim.{key}: {pair} are not two numbers.")
+                raise ValueError(f"optim.{key}: {pair} is not a pair of numbers.")
         for beta in self.betas or []:
             probability("optim.betas", beta, below_one=True)
         for key in ("eps", "weight_decay", "momentum", "rho", "lr_decay", "initial_accumulator_value", "alpha"):
@@ -175,13 +175,13 @@ class OptimConfig:
             raise ValueError(f"optim.no_decay_on_norms_and_biases: {self.name} has no weight decay.")
 
     def options(self) -> dict[str, Any]:
-        """What was given for the optimizer itself; pairs as tuples, as torch takes them."""
+        """Return the given options of the optimizer itself, with pairs as tuples, as torch expects them."""
         given = _given(self, leave_out={"name", "lr", "no_decay_on_norms_and_biases", "sched", "extra"})
         given |= self.extra or {}
         return {key: tuple(value) if isinstance(value, list) else value for key, value in given.items()}
 
     def as_nemo_writes_it(self) -> dict[str, Any]:
-        """Only what NeMo can hand to its optimizer and schedule: it passes every key on, nulls too."""
+        """Return only the keys that NeMo's optimizer and schedule accept: NeMo passes on every key, including nulls."""
         section = {
             "name": self.name,
             "lr": self.lr,
@@ -199,7 +199,7 @@ def _given(config: Any, leave_out: Collection[str]) -> dict[str, Any]:
 
 
 def _only_options_of(where: str, name: str, given: Collection[str], table: Mapping[str, Collection[str]]) -> None:
-    """An option that nobody would look at is an error: the user expects it to do something."""
+    """Refuse an option that would be ignored: the user expects it to have an effect."""
     for key in given:
         if key not in table[name]:
             takers = ", ".join(other for other, options in table.items() if key in options)

@@ -1,4 +1,4 @@
-"""Plain mappings into checked dataclasses; every error says where, what, and the way out."""
+"""Turn plain mappings into checked dataclasses; every error says where, what, and the way out."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MISSING = "???"
-"""What a yaml holds for a value that the user must give."""
+"""A yaml's placeholder for a value that the user must give."""
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be used; the message names the key and what to do."""
+    """An invalid configuration; the message names the key and what to do."""
 
 
 def plain(config: Any) -> Any:
-    """OmegaConf nodes and dataclasses as dicts, lists and scalars, with interpolations resolved."""
+    """Turn OmegaConf nodes and dataclasses into dicts, lists and scalars, with interpolations resolved."""
     if isinstance(config, (DictConfig, ListConfig)):
         try:
             return OmegaConf.to_container(config, resolve=True)
@@ -46,7 +46,7 @@ def plain(config: Any) -> Any:
 
 
 def read_yaml(path: str | Path) -> Any:
-    """The content of a yaml file, with interpolations resolved."""
+    """Return the content of a yaml file, with interpolations resolved."""
     return plain(OmegaConf.load(path))
 
 
@@ -57,10 +57,10 @@ def parse(
     unused: Mapping[str, str] | None = None,
     report_level: int = logging.INFO,
 ) -> T:
-    """`config` (a mapping, DictConfig or dataclass) as an instance of the dataclass `schema`.
+    """Return `config` (a mapping, DictConfig or dataclass) as an instance of the dataclass `schema`.
 
-    `where` is the key under which `config` stands, for messages. `unused` maps dotted keys that NeMo has and
-    NEST does not use to the reason; they are dropped, and one line says so.
+    `where` is the key of `config` in the yaml, for messages. `unused` maps dotted keys that NeMo has and
+    NEST does not use to the reason; they are dropped and logged in one line.
     """
     data = plain(config)
     if not isinstance(data, dict):
@@ -68,7 +68,7 @@ def parse(
     dropped: list[str] = []
     data = _checked(schema, data, where, unused or {}, dropped)
     if dropped:
-        log.log(report_level, "config keys of NeMo that NEST does not use, ignored: %s", ", ".join(sorted(dropped)))
+        log.log(report_level, "ignored NeMo config keys that NEST does not use: %s", ", ".join(sorted(dropped)))
     try:
         return dacite.from_dict(schema, data, dacite.Config(type_hooks={float: _as_float}))
     except dacite.WrongTypeError as error:
@@ -80,11 +80,11 @@ def parse(
         raise ConfigError(f"{key}: {error.value!r} is not one of {error.field_type}.") from None
     except dacite.MissingValueError as error:
         key = ".".join(filter(None, (where, error.field_path)))
-        raise ConfigError(f"{key}: a value is needed and none was given.") from None
+        raise ConfigError(f"{key}: a value is needed.") from None
 
 
 def _as_float(value: Any) -> Any:
-    # yaml 1.1 reads `1e-3` as text, and `1` where a float is meant as an int.
+    # yaml 1.1 reads `1e-3` as text, and `1` as an int where a float is meant.
     if isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if isinstance(value, str):
@@ -98,7 +98,7 @@ def _as_float(value: Any) -> Any:
 def _checked(
     schema: type[Any], data: dict[str, Any], where: str, unused: Mapping[str, str], dropped: list[str]
 ) -> dict[str, Any]:
-    """`data` without its `_target_` (checked) and unused keys; unknown keys are an error with the nearest known one."""
+    """Return `data` without its `_target_` (checked) and unused keys; an unknown key is an error."""
     if hasattr(schema, "rearranged"):
         data = schema.rearranged(data)
     hints = typing.get_type_hints(schema)
@@ -130,7 +130,7 @@ def unknown_key_message(path: str, known: set[str]) -> str:
 
 
 def _dataclass_in(hint: Any) -> type[Any] | None:
-    """The dataclass in a field's type, through `X | None`."""
+    """Return the dataclass in a field's type, also from `X | None`."""
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return hint
     if typing.get_origin(hint) in (typing.Union, types.UnionType):

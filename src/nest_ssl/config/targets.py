@@ -45,18 +45,18 @@ TARGETS: dict[str, str] = {
     **{f"{_NEMO_ASR}.{part}.{name}": name for name, parts in _NEMO.items() for part in parts},
     **{f"{root}.{name}": name for root in _LIGHTNING_ROOTS for name in _LIGHTNING_STRATEGIES},
 }
-"""Every accepted `_target_`, mapped to the class name it stands for."""
+"""Every accepted `_target_` and the name of its class."""
 
 
 def resolve_target(target: object, where: str) -> str:
-    """Return the class name that `_target_: target` stands for."""
+    """Return the class name for `_target_: target`."""
     if not isinstance(target, str) or target not in TARGETS:
         near = difflib.get_close_matches(str(target), [*TARGETS, *augmentations.names()], n=1, cutoff=0.6)
         hint = f" Did you mean '{near[0]}'?" if near else ""
-        raise ValueError(f"{where}: '{target}' is not a class this program builds.{hint}")
+        raise ValueError(f"{where}: '{target}' is not a class that nest-ssl knows.{hint}")
     return TARGETS[target]
 
 
 def nemo_target(name: str) -> str:
-    """NeMo's usual `_target_` for a class name, as its own files write it."""
+    """Return the `_target_` that NeMo's own files use for a class name."""
     return f"{_NEMO_ASR}.{_NEMO[name][0]}.{name}"

@@ -24,7 +24,7 @@ NO_EFFECT: dict[str, str] = {
     "enable_autolog_hparams": "hparams.yaml always contains the configuration",
     "model_registry": "belongs to a service of Lightning's authors",
 }
-"""Fields of Lightning's Trainer that change neither results nor stopping here; where one is set, the log says so."""
+"""Fields of Lightning's Trainer that have no effect on results or on stopping; the log names those that are set."""
 
 REFUSED: dict[str, str] = {
     "overfit_batches": "the batch plan has no such mode. Use trainer.limit_train_batches.",
@@ -32,7 +32,7 @@ REFUSED: dict[str, str] = {
     "plugins": f"the training loop takes no plugins. {LIGHTNING}",
     "barebones": "it would switch off checkpoints and logging. Use benchmarks/train_step.py to time steps.",
 }
-"""Fields of Lightning's Trainer that are refused where they are set."""
+"""Fields of Lightning's Trainer that must not be set."""
 
 PRECISIONS: dict[str, str] = {
     "32": "32",
@@ -43,25 +43,25 @@ PRECISIONS: dict[str, str] = {
     "16": "16-mixed",
     "16-mixed": "16-mixed",
 }
-"""Accepted values of `trainer.precision`, NeMo's short names included."""
+"""Accepted values of `trainer.precision`, including NeMo's short names."""
 
 STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true", "fsdp")
 PROFILERS = ("simple", "advanced", "pytorch")
 Limit = int | float | None
-"""Batches: a number (int), a share (float), or all (None)."""
+"""A number of batches (int), a share of them (float), or all (None)."""
 
 
 @dataclass
 class TrainerConfig:
     """`trainer:`: the arguments of Lightning's Trainer, under their own names.
 
-    Every field works, or has no effect and says so (`NO_EFFECT`), or is refused (`REFUSED`).
+    Every field works, or has no effect and is logged (`NO_EFFECT`), or is refused (`REFUSED`).
     """
 
     devices: int | str | list[int] = 1
     """Devices per node; -1 or 'auto': all."""
     num_nodes: int = 1
-    """Machines."""
+    """Number of machines."""
     accelerator: str = "auto"
     """auto, cpu or gpu."""
     strategy: str | dict[str, Any] = "auto"
@@ -74,14 +74,14 @@ class TrainerConfig:
     """Optimizer steps; -1: until max_epochs."""
     min_steps: int | None = None
     max_time: str | dict[str, int] | None = None
-    """DD:HH:MM:SS of training, earlier parts of a resumed run included."""
+    """DD:HH:MM:SS of training, including the time before a resume."""
     limit_train_batches: int | float | None = None
     limit_val_batches: int | float | None = None
     limit_test_batches: int | float | None = None
     limit_predict_batches: int | float | None = None
     overfit_batches: int | float = 0.0
     fast_dev_run: int | bool = False
-    """A dry run: this many batches of training and validation, nothing saved, nothing logged."""
+    """A dry run: train and validate on this many batches; save and log nothing."""
     val_check_interval: int | float | str | dict[str, int] | None = 1.0
     """Validate after this share of an epoch (float), this many batches (int), or this time (DD:HH:MM:SS)."""
     check_val_every_n_epoch: int | None = 1
@@ -97,7 +97,7 @@ class TrainerConfig:
     gradient_clip_algorithm: str | None = None
     """norm or value; null: norm."""
     deterministic: bool | str | None = None
-    """Use deterministic algorithms only; 'warn': where there are some."""
+    """Use only deterministic algorithms; 'warn': warn where none exists."""
     benchmark: bool | None = False
     """Let cuDNN choose its algorithms by timing them."""
     inference_mode: bool = True
@@ -119,7 +119,7 @@ class TrainerConfig:
     enable_autolog_hparams: bool = True
 
     def keys(self) -> list[str]:
-        """The fields, so that `Trainer(**cfg.trainer)` works."""
+        """Return the field names, so that `Trainer(**cfg.trainer)` works."""
         return [field.name for field in dataclasses.fields(self)]
 
     def __getitem__(self, key: str) -> Any:
@@ -149,14 +149,17 @@ class TrainerConfig:
         for name in ("limit_train_batches", "limit_val_batches"):
             limit = getattr(self, name)
             if isinstance(limit, float) and not 0 <= limit <= 1:
-                raise ValueError(f"trainer.{name}: {limit} is no share between 0.0 and 1.0; a count has no point.")
+                raise ValueError(
+                    f"trainer.{name}: {limit} is not a share between 0.0 and 1.0. Write a number of batches without a "
+                    f"decimal point."
+                )
             if isinstance(limit, int) and limit < 0:
                 raise ValueError(f"trainer.{name}: {limit} is less than 0. Use null for all batches.")
         interval = self.val_check_interval
         if isinstance(interval, float) and not 0 < interval <= 1:
             raise ValueError(
-                f"trainer.val_check_interval: {interval} is no share of an epoch, above 0.0 and at most 1.0. "
-                f"A count of batches has no point."
+                f"trainer.val_check_interval: {interval} is not a share of an epoch (above 0.0, at most 1.0). "
+                f"Write a number of batches without a decimal point."
             )
         if isinstance(interval, int) and interval < 1:
             raise ValueError(f"trainer.val_check_interval: {interval} is less than 1 batch.")
@@ -165,13 +168,13 @@ class TrainerConfig:
         if self.check_val_every_n_epoch is None and isinstance(interval, float):
             raise ValueError(
                 "trainer.check_val_every_n_epoch=null: needs trainer.val_check_interval as a number of batches, "
-                f"not as the share {interval}."
+                f"not a share of an epoch ({interval})."
             )
         if self.check_val_every_n_epoch is not None:
             at_least("trainer.check_val_every_n_epoch", self.check_val_every_n_epoch, 1)
 
     def without_effect(self) -> list[str]:
-        """One line for each field that is set and has no effect here."""
+        """Return one line for each field that is set but has no effect."""
         defaults = TrainerConfig()
         return [
             f"trainer.{name}: has no effect; {reason}."
@@ -181,7 +184,7 @@ class TrainerConfig:
 
     @property
     def strategy_name(self) -> str:
-        """'ddp' or 'fsdp'; with one rank both mean no exchange."""
+        """'ddp' or 'fsdp'; one rank exchanges nothing with either."""
         name = self.strategy if isinstance(self.strategy, str) else self.strategy["_target_"].rpartition(".")[2]
         return "fsdp" if name in ("fsdp", "FSDPStrategy") else "ddp"
 
@@ -191,7 +194,7 @@ def _check_precision(precision: int | str | None) -> None:
         return
     if str(precision) in ("bf16-true", "16-true", "transformer-engine", "transformer-engine-float16"):
         raise ValueError(
-            f"trainer.precision={precision}: would round the audio, and with it the codes to predict. Use bf16 or 16."
+            f"trainer.precision={precision}: would round the audio, and so change the target codes. Use bf16 or 16."
         )
     raise ValueError(f"trainer.precision={precision}: not supported. Use 32, bf16 or 16.")
 
@@ -201,8 +204,8 @@ STRATEGY_OPTIONS: dict[str, tuple[str, ...]] = {
     "FSDPStrategy": ("process_group_backend",),
     "SingleDeviceStrategy": (),
 }
-"""Options of Lightning's strategies that are accepted. The last three of DDP tune torch's own exchange of gradients;
-ours needs no such tuning, and its results are the same."""
+"""Accepted options of Lightning's strategies. The last three of DDP tune torch's gradient exchange; ours needs no
+tuning and gives the same results."""
 
 
 def _check_strategy(strategy: str | dict[str, Any]) -> None:
@@ -233,11 +236,11 @@ class CheckpointConfig:
     dirpath: str | None = None
     prefix: str | None = None
     postfix: str = ".nemo"
-    """What the name of the `.nemo` file ends with, after `prefix` or the run's name."""
+    """End of the `.nemo` file's name, after `prefix` or the run's name."""
     verbose: bool = False
     save_weights_only: bool = False
     save_best_model: bool = False
-    """At the end, make the `.nemo` file of the best checkpoint, not of the last weights."""
+    """At the end, write the `.nemo` file from the best checkpoint instead of the last weights."""
     always_save_nemo: bool = False
     """Write a `.nemo` with every checkpoint."""
     save_nemo_on_train_end: bool = True
@@ -255,7 +258,9 @@ class CheckpointConfig:
         if interval is not None and self.every_n_train_steps is not None:
             raise ValueError(f"{where}: give train_time_interval or every_n_train_steps, not both.")
         if self.save_weights_only and self.always_save_nemo:
-            raise ValueError(f"{where}: save_weights_only saves no more than always_save_nemo does; give one of them.")
+            raise ValueError(
+                f"{where}: save_weights_only and always_save_nemo both save only weights; give one of them."
+            )
 
 
 @dataclass
@@ -272,7 +277,7 @@ class EarlyStoppingConfig:
     stopping_threshold: float | None = None
     divergence_threshold: float | None = None
     check_on_train_epoch_end: bool | None = None
-    """Look at the end of an epoch, not after a validation; null: only if there is no validation."""
+    """Check at the end of an epoch instead of after a validation; null: only if there is no validation."""
     log_rank_zero_only: bool = False
 
 
@@ -282,9 +287,9 @@ class EmaConfig:
 
     enable: bool = False
     decay: float = 0.999
-    """Share of the average that stays at each update."""
+    """Share of the average that each update keeps."""
     validate_original_weights: bool = False
-    """Validate the weights of training, not the average."""
+    """Validate the training weights instead of the average."""
     every_n_steps: int = 1
     """Steps between updates."""
 
@@ -298,9 +303,9 @@ class ExperimentConfig:
     """`exp_manager:`: folders, loggers, checkpoints."""
 
     exp_dir: str | None = None
-    """Root of all experiments; null: ./nest_experiments."""
+    """Root folder of all experiments; null: ./nest_experiments."""
     explicit_log_dir: str | None = None
-    """This very folder, in place of exp_dir/name/version."""
+    """Use exactly this folder instead of exp_dir/name/version."""
     name: str | None = None
     version: str | None = None
     use_datetime_version: bool = True
@@ -317,17 +322,17 @@ class ExperimentConfig:
     create_early_stopping_callback: bool = False
     early_stopping_callback_params: EarlyStoppingConfig = field(default_factory=EarlyStoppingConfig)
     create_preemption_callback: bool = True
-    """Save and leave on SIGTERM."""
+    """Save and exit on SIGTERM."""
     files_to_copy: list[str] | None = None
-    """Files to keep with the run."""
+    """Files to copy into the run folder."""
     log_step_timing: bool = True
-    """Log `train_step_timing`, the seconds of a step."""
+    """Log `train_step_timing`, the duration of a step in seconds."""
     log_local_rank_0_only: bool = False
-    """Keep a log file of the first rank of each machine only."""
+    """Write a log file only for the first rank of each machine."""
     log_global_rank_0_only: bool = False
-    """Keep a log file of rank 0 only."""
+    """Write a log file only for rank 0."""
     max_time_per_run: str | None = None
-    """DD:HH:MM:SS after which a run ends; the same command resumes it, for as long again."""
+    """End a run after DD:HH:MM:SS; the same command resumes it for another such period."""
     ema: EmaConfig = field(default_factory=EmaConfig)
 
     def __post_init__(self) -> None:
@@ -335,8 +340,8 @@ class ExperimentConfig:
             duration_s("exp_manager.max_time_per_run", self.max_time_per_run)
         if self.ema.enable and self.checkpoint_callback_params.save_weights_only:
             raise ValueError(
-                "exp_manager.ema: with checkpoint_callback_params.save_weights_only, checkpoints would hold the weights"
-                " of training, not the average. Leave one of the two out."
+                "exp_manager.ema: with checkpoint_callback_params.save_weights_only, checkpoints would hold the "
+                "training weights, not the average. Remove one of the two."
             )
 
 
@@ -351,7 +356,7 @@ class NestConfig:
     model: ModelConfig
     name: str = "NEST-FastConformer-SSL"
     seed: int = 0
-    """Of everything random: weights, order, noise, masks, dropout."""
+    """Seed of everything random: weights, order, noise, masks, dropout."""
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     exp_manager: ExperimentConfig | None = field(default_factory=ExperimentConfig)
     watchdog: WatchdogConfig = field(default_factory=WatchdogConfig)
@@ -365,6 +370,7 @@ class NestConfig:
         train_ds, limit = self.model.train_ds, self.trainer.limit_train_batches
         if train_ds is not None and train_ds.endless and limit not in (None, 1.0):
             raise ValueError(
-                "trainer.limit_train_batches: endless data would begin anew after so many batches, and never show the "
-                "rest. Set trainer.max_steps, and trainer.val_check_interval with trainer.check_val_every_n_epoch=null."
+                "trainer.limit_train_batches: endless data would start again after this many batches and never reach "
+                "the rest. Set trainer.max_steps, and trainer.val_check_interval with "
+                "trainer.check_val_every_n_epoch=null."
             )

@@ -1,4 +1,4 @@
-"""The `watchdog:`, `launch:` and `debug:` sections: what NeMo has no keys for."""
+"""The `watchdog:`, `launch:` and `debug:` sections, which NeMo does not have."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from nest_ssl.config.checks import at_least, one_of
 
 @dataclass
 class WatchdogConfig:
-    """`watchdog:`: who looks after the ranks."""
+    """`watchdog:`: what monitors the ranks."""
 
     enabled: bool | None = None
-    """Name ranks that stand still; null: whenever there is more than one rank."""
+    """Detect stalled ranks; null: whenever there is more than one rank."""
     action: str = "end"
-    """end: report, then end the job with exit code 75. report: write the report and let the job be."""
+    """end: report, then end the job with exit code 75. report: write the report and let the job run."""
     floor_s: float = 60.0
-    """The least stall that counts. A stage may take this long, or 5 times its usual (p99) duration if that is more."""
+    """Shortest stall that counts. A stage may take this long, or 5 times its usual (p99) duration if that is longer."""
     init_s: float = 900.0
     """How long starting may take: joining, comparing, loading manifests, the first step with its compilation."""
 
@@ -28,10 +28,10 @@ class WatchdogConfig:
 
 @dataclass
 class LaunchConfig:
-    """`launch:`: how `nest-ssl pretrain` starts its ranks when nobody else (torchrun, SLURM) does."""
+    """`launch:`: how `nest-ssl pretrain` starts its ranks, unless torchrun or SLURM does."""
 
     max_restarts: int = 0
-    """Go on by itself this many times after a stall or the death of a rank."""
+    """Resume automatically up to this many times after a stall or the death of a rank."""
 
     def __post_init__(self) -> None:
         at_least("launch.max_restarts", self.max_restarts, 0)
@@ -39,9 +39,9 @@ class LaunchConfig:
 
 @dataclass
 class DebugConfig:
-    """`debug:`: looking closer, at a cost."""
+    """`debug:`: slower, but shows more."""
 
     trace: bool = False
-    """Print, on every rank, what goes into and comes out of every stage."""
+    """Print the inputs and outputs of every stage, on every rank."""
     barrier: bool = False
-    """Wait for all ranks before the encoder, and name those that do not arrive."""
+    """Wait for all ranks before the encoder, and name the ranks that do not arrive."""

@@ -21,7 +21,7 @@ def nemo_yaml(tmp_path: Path) -> Path:
     return path
 
 
-def test_nemos_yaml_loads_unchanged_and_one_line_names_what_is_not_used(
+def test_nemos_yaml_loads_unchanged_and_one_line_names_the_unused_keys(
     nemo_yaml: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -29,7 +29,7 @@ def test_nemos_yaml_loads_unchanged_and_one_line_names_what_is_not_used(
     assert cfg.trainer.strategy == "ddp_find_unused_parameters_true"
     assert cfg.model.quantizer.combine_time_steps == 8
     assert [m for m in caplog.messages if "does not use" in m] == [
-        "config keys of NeMo that NEST does not use, ignored: model.spec_augment"
+        "ignored NeMo config keys that NEST does not use: model.spec_augment"
     ]
 
 
@@ -49,14 +49,14 @@ def test_the_default_starts_anywhere() -> None:
     assert cfg.model.train_ds.pin_memory
 
 
-def test_the_example_for_several_gpus() -> None:
+def test_the_example_for_several_gpus_uses_all_of_them() -> None:
     cfg = compose("nest_fast-conformer_ddp_example")
     assert (cfg.trainer.devices, cfg.trainer.strategy) == (-1, "ddp")
     assert cfg.model.train_ds is not None
     assert (cfg.model.train_ds.batch_size, cfg.model.train_ds.num_workers, cfg.model.train_ds.drop_last) == (8, 8, True)
 
 
-def test_the_streaming_and_xlarge_variants() -> None:
+def test_the_streaming_and_xlarge_variants_compose() -> None:
     encoder = compose("nest_fast-conformer_streaming").model.encoder
     assert encoder.causal_downsampling
     assert encoder.conv_context == (8, 0)
@@ -105,7 +105,7 @@ def test_sizes_work_with_our_yaml_and_with_nemos(nemo_yaml: Path, override: str)
         ("trainer.devicess=1", "Did you mean 'trainer.devices'?"),
         ("model.encoder.n_layers=many", "model.encoder.n_layers: expected int, got 'many'"),
         ("model.encoder.xscaling=7", "model.encoder.xscaling: expected bool, got 7"),
-        ("model.encoder._target_=os.system", "'os.system' is not a class this program builds"),
+        ("model.encoder._target_=os.system", "'os.system' is not a class that nest-ssl knows"),
         ("model.masking._target_=nemo.collections.asr.modules.RandomBlockMaskin", "Did you mean 'nemo.collections"),
         ("trainer.strategy={_target_:subprocess.Popen}", "'subprocess.Popen' is not a class"),
         ("model.train_ds.batch_augmentor._target_=builtins.eval", "'builtins.eval' is not a class"),
@@ -131,7 +131,7 @@ def test_sizes_work_with_our_yaml_and_with_nemos(nemo_yaml: Path, override: str)
         ("model.encoder.subsampling_conv_channels=-7", "subsampling_conv_channels: -7 is less than 1"),
         ("model.preprocessor.window_stride=inf", "window_stride: inf is not a finite number"),
         ("model.preprocessor.window_size=nan", "window_size: nan is not a finite number"),
-        ("model.preprocessor.lowfreq=9000", "lowfreq: 9000 Hz is not between 0 and the highest, 8000 Hz"),
+        ("model.preprocessor.lowfreq=9000", "lowfreq: 9000 Hz is not between 0 and the highest frequency, 8000 Hz"),
         ("model.quantizer.dist_fn=dot", "'dot' is not one of 'l2', 'cosine'"),
         ("model.optim.sched.warmup_ratio=0.1", "give warmup_steps or warmup_ratio, not both"),
         ("nonsense", "override 'nonsense': expected key=value"),
@@ -145,7 +145,7 @@ def test_a_wrong_value_is_an_error_that_names_the_key_and_the_way_out(override: 
     assert words in str(raised.value)
 
 
-def test_a_missing_file_lists_what_there_is(tmp_path: Path) -> None:
+def test_a_missing_file_lists_the_packaged_configurations(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file.*nest_fast-conformer"):
         compose("nothing", config_path=tmp_path)
 
@@ -155,7 +155,7 @@ def test_the_model_section_can_be_a_dict_with_interpolations_of_its_file() -> No
     assert model_config(section).encoder.feat_in == 80
 
 
-def test_a_post_conv_section_that_nemo_has_adjusted_is_given_back_as_the_user_wrote_it() -> None:
+def test_a_post_conv_section_that_nemo_adjusted_gets_the_users_values_back() -> None:
     section = json.loads(json.dumps(NEMO_YAML["model"]))
     section |= {"mask_position": "post_conv", "train_ds": None, "validation_ds": None, "nemo_version": "2.7.3"}
     section["masking"] |= {"block_size": 5, "feat_in": 512}

@@ -33,7 +33,7 @@ def state(model: nn.Module) -> dict[str, Tensor]:
     return copy.deepcopy(model.state_dict())
 
 
-def test_an_average_moves_and_what_is_equal_stays_to_the_bit(model: Normed) -> None:
+def test_an_average_moves_and_equal_values_stay_bit_identical(model: Normed) -> None:
     average, before = state(model), state(model)
     train(model)
     move_toward(average, model, 0.1)
@@ -46,7 +46,7 @@ def test_an_average_moves_and_what_is_equal_stays_to_the_bit(model: Normed) -> N
     assert torch.equal(average["codebooks"], before["codebooks"])
 
 
-def test_the_whole_way_is_a_copy(model: Normed) -> None:
+def test_moving_all_the_way_copies_the_weights(model: Normed) -> None:
     average = state(model)
     train(model)
     move_toward(average, model, 1.0)
@@ -61,7 +61,7 @@ def test_statistics_that_are_not_finite_leave_the_average_as_it_was(model: Norme
     assert average["norm.running_mean"].tolist() == [0.5, 0.0, 0.0, 0.0]
 
 
-def test_the_model_has_the_averaged_weights_meanwhile_and_its_own_afterwards(model: Normed) -> None:
+def test_the_model_has_the_averaged_weights_inside_and_its_own_afterwards(model: Normed) -> None:
     average = Average(EmaConfig(enable=True, decay=0.5), model)
     average.update(1)
     train(model)

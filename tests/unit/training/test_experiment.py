@@ -34,7 +34,7 @@ def folder_of(cfg: NestConfig) -> RunFolder:
 
 
 @pytest.mark.parametrize("by_time", [True, False])
-def test_every_new_run_has_a_folder_of_its_own(tmp_path: Path, by_time: bool) -> None:
+def test_every_new_run_has_its_own_folder(tmp_path: Path, by_time: bool) -> None:
     paths = []
     for _ in range(3):  # within a second
         paths.append(folder_of(config(tmp_path, use_datetime_version=by_time)).path)

@@ -41,7 +41,7 @@ def test_every_option_of_the_table_reaches_the_optimizer(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_option_that_is_not_given_has_torchs_value(name: str) -> None:
+def test_an_option_that_is_not_given_has_torchs_default(name: str) -> None:
     model = nn.Linear(2, 2)
     ours = build_optimizer(model, OptimConfig(name=name, lr=0.1)).defaults
     torchs = OPTIMIZER_CLASSES[name](model.parameters(), lr=0.1).defaults
@@ -97,7 +97,7 @@ def test_weight_decay_moves_only_what_it_should() -> None:
     assert moved == {"0.weight"}
 
 
-def test_a_model_that_is_all_frozen_is_refused() -> None:
+def test_a_completely_frozen_model_is_refused() -> None:
     with pytest.raises(ValueError, match="no trainable parameter"):
         build_optimizer(nn.Linear(2, 2).requires_grad_(False), OptimConfig())
 
@@ -108,7 +108,7 @@ def on_gpu() -> Any:
 
 
 @pytest.mark.parametrize("device", ["cpu", on_gpu()])
-def test_adamw_is_fused_unless_told(device: str) -> None:
+def test_adamw_is_fused_by_default(device: str) -> None:
     model = nn.Linear(2, 2).to(device)
     assert build_optimizer(model, OptimConfig()).defaults["fused"] is True
     assert build_optimizer(model, OptimConfig(fused=False)).defaults["fused"] is False
@@ -123,14 +123,14 @@ def test_adamw_is_fused_unless_told(device: str) -> None:
         ({"name": "AdamW"}, "Did you mean 'adamw'"),
         ({"name": "novograd"}, "exists in NeMo but not in nest-ssl; use one of adamw, adam, sgd"),
         ({"name": "adamw", "momentum": 0.9}, "adamw does not take it \\(sgd, rmsprop would\\)"),
-        ({"betas": [0.9]}, "are not two numbers"),
+        ({"betas": [0.9]}, "is not a pair of numbers"),
         ({"betas": [0.9, 1.0]}, "not a probability below 1"),
         ({"weight_decay": -1.0}, "optim.weight_decay: -1.0 is less than 0"),
         ({"name": "sgd", "nesterov": True}, "needs a momentum"),
         ({"name": "rprop", "no_decay_on_norms_and_biases": True}, "rprop has no weight decay"),
     ],
 )
-def test_settings_that_cannot_be_meant_are_refused(settings: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         OptimConfig(**settings)
 

@@ -34,18 +34,18 @@ def validate(saver: Saver, values: list[float]) -> list[str]:
     return sorted(path.name for path in saver.folder.checkpoints.glob("*.ckpt"))
 
 
-def test_the_best_stay_and_the_worst_of_them_goes(tmp_path: Path) -> None:
+def test_the_best_stay_and_the_worst_of_them_is_deleted(tmp_path: Path) -> None:
     kept = validate(saver(tmp_path, save_top_k=2), [3.0, 2.0, 5.0, 1.0])
     assert kept == ["name--val_loss=1.0000-epoch=0-step=4.ckpt", "name--val_loss=2.0000-epoch=0-step=2.ckpt"]
 
 
 @pytest.mark.parametrize(("top_k", "steps"), [(0, []), (1, [2]), (-1, [1, 2, 3])])
-def test_so_many_are_kept(tmp_path: Path, top_k: int, steps: list[int]) -> None:
+def test_save_top_k_checkpoints_are_kept(tmp_path: Path, top_k: int, steps: list[int]) -> None:
     kept = validate(saver(tmp_path, save_top_k=top_k), [3.0, 2.0, 4.0])
     assert [int(name.split("step=")[1].split(".")[0]) for name in sorted(kept, key=lambda n: n[-6])] == steps
 
 
-def test_higher_is_better_if_asked_for_and_nan_never(tmp_path: Path) -> None:
+def test_mode_max_prefers_higher_values_and_nan_is_never_the_best(tmp_path: Path) -> None:
     kept = validate(saver(tmp_path, save_top_k=1, mode="max"), [1.0, float("nan"), 3.0, 2.0])
     assert kept == ["name--val_loss=3.0000-epoch=0-step=3.ckpt"]
 

@@ -41,7 +41,7 @@ def test_the_tables_of_names_agree() -> None:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_resumed_schedule_goes_on_exactly(name: str) -> None:
+def test_a_resumed_schedule_continues_exactly(name: str) -> None:
     whole = follow(*make(name, **SETTINGS[name]), 50)
     optimizer, schedule = make(name, **SETTINGS[name])
     first = follow(optimizer, schedule, 17)
@@ -60,7 +60,7 @@ def test_the_state_holds_plain_values_only() -> None:
     assert all(isinstance(value, (int, float, list)) for value in state["settings"].values())
 
 
-def test_a_longer_run_follows_its_own_curve_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_longer_run_follows_its_own_curve_and_logs_it(caplog: pytest.LogCaptureFixture) -> None:
     optimizer, schedule = make("CosineAnnealing", 40)
     follow(optimizer, schedule, 20)
     longer, resumed = make("CosineAnnealing", 80)
@@ -75,7 +75,7 @@ def test_last_epoch_starts_in_the_middle(name: str) -> None:
     assert follow(*make(name, last_epoch=9, **SETTINGS[name]), 20) == whole[10:]
 
 
-def test_max_steps_of_the_section_comes_before_the_trainers() -> None:
+def test_the_sections_max_steps_takes_precedence_over_the_trainers() -> None:
     assert make("CosineAnnealing", 40, max_steps=30)[1].max_steps == 30
     assert make("CosineAnnealing", 40, max_steps=-1)[1].max_steps == 40
 
@@ -116,12 +116,12 @@ def test_warmup_and_constant_steps_must_fit() -> None:
         ({"name": "CosineAnnealing", "warmup_steps": -3}, "warmup_steps: -3 is less than 0"),
     ],
 )
-def test_settings_that_cannot_be_meant_are_refused(settings: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ScheduleConfig(**settings)
 
 
-def test_cycle_is_said_to_change_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_cycle_logs_that_it_has_no_effect(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     ScheduleConfig(name="PolynomialDecayAnnealing", cycle=True)
-    assert "changes nothing" in caplog.text
+    assert "has no effect" in caplog.text

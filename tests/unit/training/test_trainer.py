@@ -1,4 +1,4 @@
-"""`Trainer(**cfg.trainer)`: every field of Lightning's Trainer works, has no effect and says so, or is refused."""
+"""`Trainer(**cfg.trainer)`: every field of Lightning's Trainer works, has no effect and is logged, or is refused."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_the_list_of_lightnings_fields_is_lightnings() -> None:
 
 
 @pytest.mark.parametrize("name", NO_EFFECT)
-def test_a_field_without_effect_says_so_once(name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_field_without_effect_is_logged_once(name: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     Trainer(accelerator="cpu")
     assert "has no effect" not in caplog.text
@@ -122,13 +122,13 @@ def test_a_field_that_is_refused_names_the_way_out(name: str) -> None:
         ({"val_check_interval": 0}, "trainer.val_check_interval: 0 is less than 1 batch"),
         ({"val_check_interval": "5m"}, "trainer.val_check_interval: '5m' is not of the form"),
         ({"check_val_every_n_epoch": None}, "needs trainer.val_check_interval as a number of batches"),
-        ({"limit_train_batches": 1.5}, "trainer.limit_train_batches: 1.5 is no share"),
+        ({"limit_train_batches": 1.5}, "trainer.limit_train_batches: 1.5 is not a share"),
         ({"max_time": {"parsecs": 1}}, "trainer.max_time: .*parsecs.* has keys other than weeks"),
         ({"max_step": 3}, "trainer.max_step: no such key. Did you mean 'trainer.max_steps'"),
         ({"devices": 2}, "nothing has started the others"),
     ],
 )
-def test_values_that_cannot_be_meant_are_refused(options: dict[str, Any], words: str) -> None:
+def test_invalid_values_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         Trainer(**{"accelerator": "cpu", **options})
 
