@@ -9,7 +9,7 @@ from pathlib import Path
 import lightning.pytorch as pl
 import pytest
 import torch
-from nest_ssl.checkpoint.load import load
+from nest_ssl.checkpoint.read import load
 from omegaconf import OmegaConf
 
 from nest_ssl import EncDecDenoiseMaskedTokenPredModel

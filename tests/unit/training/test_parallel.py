@@ -123,6 +123,7 @@ def test_one_rank_hears_its_own_clock_at_once() -> None:
 
 def sharded(world: World) -> dict[str, Any]:
     """Two steps of a sharded model, its whole state, and the same put back into another sharded model."""
+
     def train(model: Any, optimizer: Any, steps: int) -> None:
         for _ in range(steps):
             optimizer.zero_grad()
