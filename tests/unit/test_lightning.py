@@ -9,10 +9,10 @@ from pathlib import Path
 import lightning.pytorch as pl
 import pytest
 import torch
-from nest_ssl.checkpoint.read import load
 from omegaconf import OmegaConf
 
 from nest_ssl import EncDecDenoiseMaskedTokenPredModel
+from nest_ssl.checkpoint.read import load
 from nest_ssl.config import NestConfig, compose
 from nest_ssl.lightning import PretrainingModule
 from tests.integration.runs import arguments, make_corpus

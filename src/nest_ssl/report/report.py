@@ -14,8 +14,8 @@ from markupsafe import Markup
 from nest_ssl.checkpoint import load
 from nest_ssl.checkpoint.read import model_without_storage
 from nest_ssl.config import DatasetConfig, NestConfig, parse
-from nest_ssl.config.parse import MISSING
-from nest_ssl.config.unused import unused_keys
+from nest_ssl.config.model_section import unused_keys
+from nest_ssl.config.parsing import MISSING
 from nest_ssl.drawing import page
 from nest_ssl.drawing.charts import Chart, chart_picture
 from nest_ssl.drawing.draw import colour_scale, mel_range

@@ -30,13 +30,14 @@ from torch import Tensor
 from nest_ssl.config import ExperimentConfig, TrainerConfig
 from nest_ssl.config.checks import duration_s
 from nest_ssl.data import AudioNoiseBatch, PlannedLoader
+from nest_ssl.data.randomness import Use, seed_everything
 from nest_ssl.objective import MaskedPrediction
 from nest_ssl.training.loggers import Loggers, Progress
 from nest_ssl.training.metrics import Throughput, count_tokens
 from nest_ssl.training.parallel import FirstRanksClock, World, batch_statistics
 from nest_ssl.training.saving import Saver
 from nest_ssl.training.state import Trained, TrainState
-from nest_ssl.training.step import LookBack, TrainStep, Use, seed_everything
+from nest_ssl.training.step import LookBack, TrainStep
 from nest_ssl.training.stopping import OF_TRAINING, EarlyStopping, TimeLimits
 from nest_ssl.training.validation import LeftEarlyError, Validation
 from nest_ssl.training.watching import Stopped, Watch
