@@ -250,3 +250,8 @@ def said(run: Run, pattern: str) -> str:
     found = re.search(pattern, run.stderr)
     assert found is not None, run.stderr[-4000:]
     return found[0]
+
+
+def agreed_step(saved: dict[str, Any]) -> int:
+    """The step that ranks agreed to stop at, from what they saved: one more if they left a validation for it."""
+    return int(saved["global_step"]) + int(saved["progress"]["validation_is_due"])

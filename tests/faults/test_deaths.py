@@ -15,6 +15,7 @@ import torch
 from tests.faults.harness import (
     Lab,
     Run,
+    agreed_step,
     check_named,
     check_nothing_left,
     check_resumes,
@@ -128,7 +129,7 @@ def test_row_21_preemption_saves_at_a_step_all_ranks_agree_on(lab: Lab) -> None:
     assert not run.incidents()
     check_nothing_left(run)
     saved = torch.load(run.run_dir / "checkpoints" / "last.ckpt", map_location="meta", weights_only=True)
-    told = said(run, rf"nest-ssl: SIGTERM: all ranks will save after step {saved['global_step']} and exit")
+    told = said(run, rf"nest-ssl: SIGTERM: all ranks will save and exit by step {agreed_step(saved)}")
     keep_for_the_table(run, told, run.ended_at - asked)
 
 
@@ -159,7 +160,7 @@ def test_row_21_a_signal_to_every_process_still_lets_the_ranks_save(lab: Lab, wh
     run.wait()
     assert run.returncode == 75, run.stderr[-4000:]
     assert not run.incidents()
-    said(run, r"nest-ssl: SIGTERM: all ranks will save after step \d+ and exit")
+    said(run, r"nest-ssl: SIGTERM: all ranks will save and exit by step \d+")
     check_nothing_left(run)
     resumed = lab.start(more=("model.train_ds.num_workers=1",)).wait()
     assert resumed.returncode == 0, resumed.stderr[-4000:]
@@ -175,7 +176,7 @@ def test_row_21_a_single_rank_saves_and_resumes_too(lab: Lab, number: signal.Sig
     run.wait()
     assert run.returncode == 75, run.stderr[-4000:]
     saved = torch.load(run.run_dir / "checkpoints" / "last.ckpt", map_location="meta", weights_only=True)
-    said(run, rf"nest-ssl: {number.name}: will save after step {saved['global_step']} and exit")
+    said(run, rf"nest-ssl: {number.name}: will save and exit by step {agreed_step(saved)}")
     assert f"saved and stopped after step {saved['global_step']}" in run.stderr
     check_nothing_left(run)
     resumed = lab.start(ranks=1).wait()

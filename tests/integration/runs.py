@@ -33,6 +33,7 @@ TINY = [
     "model.validation_ds.batch_size=4",
     "model.optim.sched.warmup_steps=20",
     "trainer.accelerator=cpu",
+    "trainer.sync_batchnorm=false",
     "trainer.log_every_n_steps=1",
     "trainer.max_steps=10",
     "exp_manager.create_tensorboard_logger=false",

@@ -18,7 +18,7 @@ def test_killed_and_finished_runs_both_have_a_report(tmp_path: Path) -> None:
     text = html.unescape(write_run_report(folder).read_text(encoding="utf-8"))
     assert "of 10 steps" in text
     assert "No picture" not in text
-    assert "Weights of <code>" in text
+    assert "Weights from <code>" in text
     assert run(args).returncode == 0
     text = html.unescape(write_run_report(folder).read_text(encoding="utf-8"))
     assert "<b>10</b><span>of 10 steps" in text

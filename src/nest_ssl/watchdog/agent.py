@@ -98,7 +98,7 @@ class RankAgent:
             say(f"nest-ssl: {name}: stopped; {why}")
             self._end_at_once()
         self.beacon.stop_step = self.mark.step + 1
-        say(f"nest-ssl: {name}: will save after step {self.beacon.stop_step} and exit")
+        say(f"nest-ssl: {name}: will save and exit by step {self.beacon.stop_step}")
 
     def _why_at_once(self) -> str:
         """Return why a rank that is asked to stop does not wait for the end of a step; empty: it does wait."""

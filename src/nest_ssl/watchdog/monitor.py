@@ -240,7 +240,7 @@ class Monitor:
         if self.leader is not None:
             self.leader.orders.stop_step = step
         self.node.stop_at(step)
-        say(f"nest-ssl: {name}: all ranks will save after step {step} and exit")
+        say(f"nest-ssl: {name}: all ranks will save and exit by step {step}")
         return None
 
     def _steps_in(self, seconds: float, step_now: int) -> int:

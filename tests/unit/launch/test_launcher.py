@@ -167,7 +167,7 @@ def test_sigterm_stops_all_ranks_after_the_same_step(tmp_path: Path) -> None:
     assert process.returncode == 75
     stopped = {line.rsplit(" ", 1)[1] for line in stderr.splitlines() if "stopped after step" in line}
     assert len(stopped) == 1, stderr
-    assert f"all ranks will save after step {stopped.pop()} and exit" in stderr
+    assert f"all ranks will save and exit by step {stopped.pop()}\n" in stderr
 
 
 def test_asked_twice_everything_ends_at_once(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_where_nothing_will_be_saved_the_run_ends_at_once(
 def test_a_run_that_trains_announces_the_step_after_which_it_saves(tmp_path: Path, number: signal.Signals) -> None:
     process = start(tmp_path, "saves", "step")
     told = re.fullmatch(
-        rf"nest-ssl: {number.name}: will save after step (\d+) and exit\nsaved after step (\d+)\n",
+        rf"nest-ssl: {number.name}: will save and exit by step (\d+)\nsaved after step (\d+)\n",
         ask_to_stop(process, number),
     )
     assert told is not None
@@ -77,7 +77,7 @@ def test_a_run_that_is_asked_twice_does_not_wait_for_the_step(tmp_path: Path) ->
     process = start(tmp_path, "saves", "stuck-step")
     process.send_signal(signal.SIGTERM)
     assert process.stderr is not None
-    assert process.stderr.readline() == "nest-ssl: SIGTERM: will save after step 1 and exit\n"
+    assert process.stderr.readline() == "nest-ssl: SIGTERM: will save and exit by step 1\n"
     assert (
         ask_to_stop(process, signal.SIGTERM) == "nest-ssl: SIGTERM: stopped; asked twice, so it did not wait to save\n"
     )

@@ -1,0 +1,42 @@
+"""What several ranks add to a run of the program. tests/unit/training/test_parallel.py has the numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from tests.integration.runs import arguments, losses, run
+
+TWO = ("trainer.devices=2", "trainer.strategy=ddp", "trainer.max_steps=3", "~model.validation_ds")
+
+
+def test_batch_statistics_are_shared_between_cpu_ranks_on_request(corpus: Path, tmp_path: Path) -> None:
+    for name, option in (("own", "false"), ("shared", "true")):
+        done = run(arguments(corpus, tmp_path, name, *TWO, f"trainer.sync_batchnorm={option}"))
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert done.stderr.count("trainer.sync_batchnorm: all ranks meet twice") == (name == "shared")
+    own, shared = (losses(tmp_path / name / "metrics.csv") for name in ("own", "shared"))
+    assert own.keys() == shared.keys() == {0, 1, 2}
+    assert own != shared
+
+
+def test_sharded_ranks_train_save_and_resume_like_whole_ones(corpus: Path, tmp_path: Path) -> None:
+    """FSDP2 over gloo. The checkpoint is that of a run without it: one rank can take over."""
+    for steps in (2, 3):
+        done = run(arguments(corpus, tmp_path, "sharded", *TWO, "trainer.strategy=fsdp", f"trainer.max_steps={steps}"))
+        assert done.returncode == 0, done.stderr[-3000:]
+    done = run(arguments(corpus, tmp_path, "whole", *TWO))
+    assert done.returncode == 0, done.stderr[-3000:]
+    sharded, whole = (losses(tmp_path / name / "metrics.csv") for name in ("sharded", "whole"))
+    assert sharded.keys() == whole.keys() == {0, 1, 2}
+    for step, value in whole.items():
+        assert abs(float(sharded[step]) - float(value)) < 1e-3
+    saved = [
+        torch.load(tmp_path / name / "checkpoints" / "last.ckpt", weights_only=True) for name in ("sharded", "whole")
+    ]
+    assert saved[0]["state_dict"].keys() == saved[1]["state_dict"].keys()
+    assert saved[0]["optimizer_states"][0]["state"].keys() == saved[1]["optimizer_states"][0]["state"].keys()
+    done = run(arguments(corpus, tmp_path, "sharded", "trainer.max_steps=7", "~model.validation_ds"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "resumed on 1 rank (was 2)" in done.stderr
