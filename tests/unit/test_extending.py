@@ -17,6 +17,7 @@ from nest_ssl.config import AugmentorConfig, ConfigError, DatasetConfig, parse
 from nest_ssl.data import build_loader
 from nest_ssl.data.batch.collate import needed
 from nest_ssl.plugins import register_augmentation, register_source
+from tests.integration.runs import TINY, losses, run_here
 
 ROOT = Path(__file__).parents[2]
 RATE = 16000
@@ -49,6 +50,12 @@ def run_documented(heading: str) -> None:
 def config(manifest: str, **more: object) -> DatasetConfig:
     given = {"manifest_filepath": manifest, "noise_manifest": manifest, "batch_size": 3, "shuffle": True, **more}
     return parse(DatasetConfig, given)
+
+
+def train_one_step(folder: Path, *more: str) -> Path:
+    """Train a tiny model for one step; return the run folder."""
+    exp_manager = [f"exp_manager.exp_dir={folder / 'runs'}", "exp_manager.name=run"]
+    return run_here([*TINY, *exp_manager, "trainer.max_steps=1", "trainer.enable_progress_bar=false", *more])
 
 
 def test_the_example_adds_an_augmentation_and_makes_a_batch_with_it(manifest: str) -> None:
@@ -149,6 +156,18 @@ def test_the_documented_source_is_planned_read_and_resumed_like_files(manifest: 
     resumed.resume({**resumed.position(), "next_batch": 2})
     (last,) = resumed
     assert torch.equal(needed(last.noisy_audio), needed(batches[-1].noisy_audio))
+
+
+def test_a_run_trains_and_validates_on_a_registered_source_without_a_manifest(tmp_path: Path) -> None:
+    run_documented("A data source")
+    random = np.random.default_rng(0)
+    for i in range(4):
+        np.save(tmp_path / f"{i}.npy", 0.1 * random.standard_normal(RATE + 1000 * i))
+    read_by = ("source=npy_folder", f"source_options={{folder: '{tmp_path}'}}")
+    sections = ("model.train_ds", "model.validation_ds")
+    run = train_one_step(tmp_path, *(f"{section}.{what}" for section in sections for what in read_by))
+    assert list(losses(run / "metrics.csv")) == [0]
+    assert list(losses(run / "metrics.csv", "val_loss")) == [0]
 
 
 def test_a_source_is_checked(manifest: str, tmp_path: Path) -> None:
