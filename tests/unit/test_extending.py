@@ -17,6 +17,7 @@ from nest_ssl.config import AugmentorConfig, ConfigError, DatasetConfig, parse
 from nest_ssl.data import build_loader
 from nest_ssl.data.batch.collate import needed
 from nest_ssl.plugins import register_augmentation, register_source
+from nest_ssl.report.report import look_at_checkpoint, open_run
 from tests.integration.runs import TINY, losses, run_here
 
 ROOT = Path(__file__).parents[2]
@@ -158,7 +159,7 @@ def test_the_documented_source_is_planned_read_and_resumed_like_files(manifest: 
     assert torch.equal(needed(last.noisy_audio), needed(batches[-1].noisy_audio))
 
 
-def test_a_run_trains_and_validates_on_a_registered_source_without_a_manifest(tmp_path: Path) -> None:
+def test_a_run_trains_validates_and_reports_on_a_registered_source_without_a_manifest(tmp_path: Path) -> None:
     run_documented("A data source")
     random = np.random.default_rng(0)
     for i in range(4):
@@ -168,6 +169,7 @@ def test_a_run_trains_and_validates_on_a_registered_source_without_a_manifest(tm
     run = train_one_step(tmp_path, *(f"{section}.{what}" for section in sections for what in read_by))
     assert list(losses(run / "metrics.csv")) == [0]
     assert list(losses(run / "metrics.csv", "val_loss")) == [0]
+    assert look_at_checkpoint(open_run(run)).problem == ""
 
 
 def test_a_source_is_checked(manifest: str, tmp_path: Path) -> None:

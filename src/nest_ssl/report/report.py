@@ -71,8 +71,10 @@ class Run:
         """The validation data or, if there is none, the training data; and which of the two it is."""
         sections = () if self.config is None else (self.config.model.validation_ds, self.config.model.train_ds)
         for name, section in zip(("validation", "training"), sections, strict=False):
-            lhotse = section is not None and (section.cuts_path or section.shar_path or section.input_cfg)
-            if section is not None and (lhotse or section.manifest_filepath not in (None, MISSING)):
+            if section is None:
+                continue
+            elsewhere = section.source or section.cuts_path or section.shar_path or section.input_cfg
+            if elsewhere or section.manifest_filepath not in (None, MISSING):
                 return name, section
         raise ValueError(f"{HPARAMS} names no data.")
 
