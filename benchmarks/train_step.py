@@ -31,7 +31,7 @@ from benchmarks.train_step_peers import nemo_model, nemo_step, parakeet_encoder
 from benchmarks.train_step_report import plot, table
 
 from nest_ssl import EncDecDenoiseMaskedTokenPredModel
-from nest_ssl.config.compose import compose
+from nest_ssl.config.composing import compose
 from nest_ssl.fast.encoder import fused
 from nest_ssl.fast.engine import Batch, Objective, accelerate
 

@@ -19,7 +19,7 @@ def nemo_model(size: str) -> Any:
     from nemo.collections.asr.models.ssl_models import EncDecDenoiseMaskedTokenPredModel
     from omegaconf import OmegaConf
 
-    from nest_ssl.config.compose import compose
+    from nest_ssl.config.composing import compose
     from nest_ssl.nemo_file import nemo_config
 
     cfg = compose(overrides=[f"size={size}"]).model

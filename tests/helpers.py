@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from nest_ssl import EncDecDenoiseMaskedTokenPredModel
-from nest_ssl.config.compose import yaml_folder
+from nest_ssl.config.composing import yaml_folder
 
 TINY: dict[str, Any] = {
     "num_classes": 64,

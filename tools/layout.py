@@ -276,11 +276,12 @@ def training_step() -> Callable[[], object]:
     from nest_ssl import EncDecDenoiseMaskedTokenPredModel
     from nest_ssl.config import compose
     from nest_ssl.data import AudioNoiseBatch
+    from nest_ssl.data.randomness import Use, seed_everything
     from nest_ssl.fast.engine import accelerate
     from nest_ssl.training.optimizers import build_optimizer
     from nest_ssl.training.parallel import World
     from nest_ssl.training.schedules import build_schedule
-    from nest_ssl.training.step import Clipping, TrainStep, Use, seed_everything
+    from nest_ssl.training.step import Clipping, TrainStep
     from nest_ssl.training.watching import Watch
 
     cfg = compose(overrides=SMALL_MODEL)

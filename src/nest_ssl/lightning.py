@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from nest_ssl.config import DatasetConfig, NestConfig, parse
-from nest_ssl.config.unused import unused_keys
+from nest_ssl.config.model_section import unused_keys
 from nest_ssl.data import AudioNoiseBatch, PlannedLoader, build_loader
+from nest_ssl.data.randomness import Use, seed_everything
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
 from nest_ssl.nemo_file import nemo_config
 from nest_ssl.training.optimizers import build_optimizer
 from nest_ssl.training.schedules import build_schedule
-from nest_ssl.training.step import Use, seed_everything, tensors_of
 from nest_ssl.training.validation import has_data, validation_sets
 
 try:
@@ -139,7 +139,7 @@ class PretrainingModule(pl.LightningModule):
         self._val_losses = {name: [] for name in self._val_losses}
 
     def _loss(self, batch: AudioNoiseBatch) -> Tensor:
-        return self.model.masked_loss(*tensors_of(batch)).loss
+        return self.model.masked_loss(*batch.tensors()).loss
 
     # ---- optimizer, checkpoints ----
 

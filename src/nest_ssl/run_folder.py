@@ -232,22 +232,20 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file, restval=""))
 
 
-def forget_after(path: Path, step: int, *, epoch_too: bool = False, validation_too: bool = False) -> None:
-    """Remove the rows from `step` on: the run continues from there and will write them again.
-
-    The rows of an epoch's means and of a validation carry the number of the step before; they go if the run will write
-    them again too.
-    """
+def forget_after(path: Path, step: int) -> None:
+    """Remove the rows from `step` on: the run continues from there and will write them again."""
     rows = read_rows(path)
     whole = rows if not rows or path.read_bytes().endswith(b"\n") else rows[:-1]  # a kill cut off the last line
-    repeated = [name for name, again in (("train_loss_epoch", epoch_too), ("val_loss", validation_too)) if again]
-    kept = [
-        row
-        for row in whole
-        if _is_before(row, step - 1) or (_is_before(row, step) and not any(row.get(name) for name in repeated))
-    ]
+    kept = [row for row in whole if _is_before(row, step)]
     if len(kept) < len(rows):
         _rewrite(path, read_columns(path), kept)
+
+
+def logged_at(path: Path, step: int) -> set[str]:
+    """The names that have a value in the rows of step number `step`."""
+    return {
+        name for row in read_rows(path) if row["step"] == str(step) for name, value in row.items() if name and value
+    }
 
 
 def _is_before(row: Mapping[str, str], step: int) -> bool:

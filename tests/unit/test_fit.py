@@ -9,7 +9,7 @@ import torch
 
 from nest_ssl.cli.main import main
 from nest_ssl.config import DatasetConfig
-from nest_ssl.config.compose import compose
+from nest_ssl.config.composing import compose
 from nest_ssl.fit import Bucket, TrainingTrial, bucket_durations, fit_buckets, largest, overrides_for
 from tests.helpers import TINY
 

@@ -52,12 +52,3 @@ def test_import_loads_nothing_heavy_beyond_torch() -> None:
     program = f"import sys, nest_ssl; print([name for name in {HEAVY!r} if name in sys.modules])"
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert printed.strip() == "[]"
-
-
-def test_the_program_ends_without_a_search_for_garbage() -> None:
-    program = (
-        "import atexit, gc; atexit.register(lambda: print(gc.get_freeze_count() > 0))\n"
-        "from nest_ssl.cli.main import main; main(['--version'])"
-    )
-    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert printed.split()[-1] == "True"

@@ -16,8 +16,8 @@ from omegaconf.nodes import AnyNode
 from torch import Tensor
 
 from nest_ssl.config import ModelConfig
-from nest_ssl.config.compose import model_config, model_section
-from nest_ssl.config.parse import ConfigError
+from nest_ssl.config.model_section import model_config, model_section
+from nest_ssl.config.parsing import ConfigError
 from nest_ssl.config.targets import TARGETS
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel, EncDecMaskedTokenPredModel
 from nest_ssl.nemo_file import (

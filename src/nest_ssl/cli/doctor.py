@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.table import Table
 
 from nest_ssl.cli.console import make_console, make_table
-from nest_ssl.config.compose import DEFAULT_CONFIG, compose
+from nest_ssl.config.composing import DEFAULT_CONFIG, compose
 from nest_ssl.launch.machine_check import BAD, check_machine
 from nest_ssl.watchdog.report.status import RunState, explain_run
 

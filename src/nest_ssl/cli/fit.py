@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from nest_ssl.config.compose import DEFAULT_CONFIG
+from nest_ssl.config.composing import DEFAULT_CONFIG
 
 
 def fit(

@@ -51,7 +51,7 @@ def inspect(
     config_name: Annotated[str | None, typer.Option(help="Training configuration; default: ours.")] = None,
 ) -> None:
     """Print hours, durations, formats and padding for each way to form batches; draw example batches on a page."""
-    from nest_ssl.config.compose import DEFAULT_CONFIG
+    from nest_ssl.config.composing import DEFAULT_CONFIG
     from nest_ssl.inspect.inspect import InspectOptions, inspect_data, training_config
     from nest_ssl.inspect.page import write_page
 

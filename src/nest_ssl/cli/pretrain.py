@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from nest_ssl.cli.console import make_console, quiet
-from nest_ssl.config.compose import DEFAULT_CONFIG
+from nest_ssl.config.composing import DEFAULT_CONFIG
 
 if TYPE_CHECKING:
     from nest_ssl.config import NestConfig

@@ -1,4 +1,4 @@
-"""Every random number of the data pipeline: generators seeded by what they are used for, never by history.
+"""Every random number of a run: generators seeded by what they are used for, never by history.
 
 A draw that depends only on the seed and the place in the plan is the same with any number of workers, and after a
 resume.
@@ -6,6 +6,7 @@ resume.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from enum import IntEnum
 
@@ -51,3 +52,25 @@ def per_utterance(source: RandomSource, num_utterances: int) -> Sequence[np.rand
             raise ValueError(f"{len(source)} generators for {num_utterances} utterances")
         return source
     return [one_generator(source)] * num_utterances
+
+
+# ---- training and validation ----
+
+
+class Use(IntEnum):
+    """Uses of random numbers that must not share them."""
+
+    WEIGHTS = 0
+    TRAIN = 1
+    VALIDATION = 2
+
+
+def seed_everything(seed: int, use: Use, *place: int) -> None:
+    """Seed torch (all devices) and Python for one place of the run, for example a training batch of a rank.
+
+    Masks, dither, dropout, stochastic depth and attention contexts of a batch then depend on its place alone: there is
+    no state to save, and a resumed run repeats them exactly.
+    """
+    words = np.random.SeedSequence(seed, spawn_key=(int(use), *place)).generate_state(2, np.uint64)
+    torch.manual_seed(int(words[0]) & 0x7FFFFFFFFFFFFFFF)
+    random.seed(int(words[1]))

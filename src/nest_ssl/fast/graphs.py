@@ -12,15 +12,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
 from nest_ssl.modules.conformer import ConformerConvolution
-from nest_ssl.objective import MaskedPrediction
+
+if TYPE_CHECKING:
+    from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
+    from nest_ssl.objective import MaskedPrediction
 
 MEMORY_SHARE = 0.05
 """At most this share of the GPU's memory is for what graphs hold between steps: batches and predictions, 0.2 GB
@@ -29,7 +31,7 @@ for 64 × 16 s and 8192 codes. The memory in which they compute is shared by all
 Batch = tuple[Tensor, Tensor, Tensor, Tensor]
 """Audio, its lengths, noisy audio, its lengths."""
 
-Predict = Callable[[Batch, Tensor], MaskedPrediction]
+Predict = Callable[[Batch, Tensor], "MaskedPrediction"]
 """The forward pass of a padded batch, whose size before padding is a scalar tensor."""
 
 Hook = TypeVar("Hook", bound=Callable[..., Any])

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from markupsafe import Markup
@@ -36,9 +36,11 @@ from nest_ssl.drawing.draw import (
     time_axis,
     write_html,
 )
-from nest_ssl.inspect.examples import ExampleBatch, ExampleUtterance
-from nest_ssl.inspect.inspect import Inspection
 from nest_ssl.inspect.manifest import Histogram, ManifestFacts, duration_histogram
+
+if TYPE_CHECKING:
+    from nest_ssl.inspect.examples import ExampleBatch, ExampleUtterance
+    from nest_ssl.inspect.inspect import Inspection
 
 DRAWN_PER_BATCH = 3
 """Utterances per batch that are drawn in detail; the overview shows all of them."""

@@ -45,7 +45,8 @@ class ConformerEncoder(nn.Module):
         super().__init__()
         self.cfg = cfg = EncoderConfig(**options)
         self.d_model, self.n_layers, self.subsampling_factor = cfg.d_model, cfg.n_layers, cfg.subsampling_factor
-        self.att_context_size = list(cfg.attention_contexts[0])
+        self.contexts, self.context_probs = cfg.attention_contexts, cfg.attention_context_probs
+        self.att_context_size = list(self.contexts[0])
         self.sync_max_audio_length = cfg.sync_max_audio_length
         if cfg.sync_max_audio_length:
             _log_once("encoder.sync_max_audio_length: true changes nothing here; ranks need not agree on positions.")
@@ -107,9 +108,8 @@ class ConformerEncoder(nn.Module):
 
     def draw_context(self) -> tuple[int, int]:
         """Return how many frames the attention sees to the left and right; of several, training draws one."""
-        contexts = self.cfg.attention_contexts
-        if self.training and len(contexts) > 1:
-            return random.choices(contexts, weights=self.cfg.attention_context_probs)[0]
+        if self.training and len(self.contexts) > 1:
+            return random.choices(self.contexts, weights=self.context_probs)[0]
         return self.att_context_size[0], self.att_context_size[1]
 
 

@@ -53,13 +53,18 @@ class MelFeaturizer(KeepsPrecision):
     def __init__(self, cfg: PreprocessorConfig) -> None:
         super().__init__()
         self.cfg = cfg
+        self.num_fft, self.window_samples, self.stride_samples = (
+            cfg.num_fft,
+            cfg.num_window_samples,
+            cfg.num_stride_samples,
+        )
         make_window = _WINDOWS.get(cfg.window or "none")
-        window = make_window(cfg.num_window_samples, periodic=False) if make_window else None
+        window = make_window(self.window_samples, periodic=False) if make_window else None
         self.window: Tensor | None
         self.register_buffer("window", window)
         self.fb: Tensor
         high_hz = cfg.highfreq or cfg.sample_rate / 2
-        filters_MF = mel_filters(cfg.sample_rate, cfg.num_fft, cfg.features, cfg.lowfreq, high_hz, cfg.mel_norm)
+        filters_MF = mel_filters(cfg.sample_rate, self.num_fft, cfg.features, cfg.lowfreq, high_hz, cfg.mel_norm)
         self.register_buffer("fb", filters_MF[None])
 
     def forward(self, signal_BN: Tensor, length: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
@@ -79,8 +84,8 @@ class MelFeaturizer(KeepsPrecision):
 
     def num_frames(self, num_samples: Tensor) -> Tensor:
         """Frames of an utterance: one per stride, without the extra centred one at the end; none for no samples."""
-        fft = self.cfg.num_fft
-        frames = (num_samples + fft // 2 * 2 - fft).div(self.cfg.num_stride_samples, rounding_mode="floor")
+        fft = self.num_fft
+        frames = (num_samples + fft // 2 * 2 - fft).div(self.stride_samples, rounding_mode="floor")
         return frames.clamp(min=0).long()
 
     def num_padded_frames(self, num_samples: Tensor) -> Tensor:
@@ -90,15 +95,15 @@ class MelFeaturizer(KeepsPrecision):
 
     def _power(self, signal_BN: Tensor) -> Tensor:
         """(B, F, T); the first frame is centred on the first sample, the last one near the last."""
-        cfg, reach = self.cfg, self.cfg.num_fft // 2
+        cfg, reach = self.cfg, self.num_fft // 2
         window = None if self.window is None else self.window.float()
         if window is None:
-            window = torch.ones(cfg.num_window_samples, device=signal_BN.device)
+            window = torch.ones(self.window_samples, device=signal_BN.device)
         spectrum_BFT = torch.stft(
             F.pad(signal_BN, (reach, reach)),
-            n_fft=cfg.num_fft,
-            hop_length=cfg.num_stride_samples,
-            win_length=cfg.num_window_samples,
+            n_fft=self.num_fft,
+            hop_length=self.stride_samples,
+            win_length=self.window_samples,
             window=window,
             center=False,
             return_complex=True,

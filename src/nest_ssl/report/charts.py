@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,10 +29,14 @@ from nest_ssl.drawing.draw import (
     text,
     time_axis,
 )
-from nest_ssl.report.examples import TOP, ExampleTokens, Ints, Predictions
 from nest_ssl.run_verdict import RunMetrics
 
+if TYPE_CHECKING:
+    from nest_ssl.report.examples import ExampleTokens, Ints, Predictions
+
 MAX_BOOKS = 4
+TOP = 5
+"""A prediction counts as near if the target is among this many of the most probable codes."""
 """Books whose tokens are drawn."""
 TOKEN_HEIGHT = 32
 HATCH = (

@@ -19,6 +19,7 @@ from nest_ssl.data.batch.collate import needed
 from nest_ssl.data.build import open_batches
 from nest_ssl.drawing.draw import band_centres_hz
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
+from nest_ssl.report.charts import TOP
 
 MAX_AUDIO_S, MAX_UTTERANCE_S = 300.0, 30.0
 """Limits in all and per utterance: about a thousand masked tokens; 15 s on one core with 113 M parameters."""
@@ -27,8 +28,6 @@ MAX_PASSES = 20
 MAX_BATCH = 8
 MAX_DRAWN_TOKENS = 112
 """Tokens of an utterance: more would leave no room for their numbers."""
-TOP = 5
-"""How many of the most probable codes count as close."""
 
 Ints = NDArray[np.int64]
 

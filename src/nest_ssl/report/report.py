@@ -14,13 +14,13 @@ from markupsafe import Markup
 from nest_ssl.checkpoint import load
 from nest_ssl.checkpoint.read import model_without_storage
 from nest_ssl.config import DatasetConfig, NestConfig, parse
-from nest_ssl.config.parse import MISSING
-from nest_ssl.config.unused import unused_keys
+from nest_ssl.config.model_section import unused_keys
+from nest_ssl.config.parsing import MISSING
 from nest_ssl.drawing.charts import Chart, chart_picture
 from nest_ssl.drawing.draw import colour_scale, mel_range, render_template, write_html
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
-from nest_ssl.report.charts import MAX_BOOKS, book_uses, metric_charts, tokens_picture, usage_chart
-from nest_ssl.report.examples import MAX_UTTERANCE_S, TOP, Examined, examine
+from nest_ssl.report.charts import MAX_BOOKS, TOP, book_uses, metric_charts, tokens_picture, usage_chart
+from nest_ssl.report.examples import MAX_UTTERANCE_S, Examined, examine
 from nest_ssl.run_folder import DEFAULT_ROOT, HPARAMS, METRICS, RunFolder, given_ranks_per_node
 from nest_ssl.run_verdict import RunMetrics, Verdict, judge, read_metrics
 

@@ -13,14 +13,16 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nest_ssl.config import ExperimentConfig
 from nest_ssl.files import replacing
 from nest_ssl.run_folder import MetricsWriter, RunFolder
-from nest_ssl.training.watching import Watch
-from nest_ssl.watchdog.rank import Stage
 from nest_ssl.watchdog.system import say
+
+if TYPE_CHECKING:
+    from nest_ssl.training.watching import Watch
+    from nest_ssl.watchdog.rank import Stage
 
 log = logging.getLogger(__name__)
 

@@ -30,13 +30,14 @@ from torch import Tensor
 from nest_ssl.config import ExperimentConfig, TrainerConfig
 from nest_ssl.config.checks import duration_s
 from nest_ssl.data import AudioNoiseBatch, PlannedLoader
+from nest_ssl.data.randomness import Use, seed_everything
 from nest_ssl.objective import MaskedPrediction
 from nest_ssl.training.loggers import Loggers, Progress
 from nest_ssl.training.metrics import Throughput, count_tokens
 from nest_ssl.training.parallel import FirstRanksClock, World, batch_statistics
 from nest_ssl.training.saving import Saver
 from nest_ssl.training.state import Trained, TrainState
-from nest_ssl.training.step import LookBack, TrainStep, Use, seed_everything
+from nest_ssl.training.step import LookBack, TrainStep
 from nest_ssl.training.stopping import OF_TRAINING, EarlyStopping, TimeLimits
 from nest_ssl.training.validation import LeftEarlyError, Validation
 from nest_ssl.training.watching import Stopped, Watch
@@ -159,6 +160,8 @@ class Loop:
     resumed: bool
 
     stop_reason: str | None = None
+    logged_before: set[str] = field(default_factory=set)
+    """Metrics of the last step before a resume that are in metrics.csv already."""
 
     def __post_init__(self) -> None:
         self.throughput = Throughput(self.trained.model.cfg.sample_rate)
@@ -166,6 +169,7 @@ class Loop:
         self.look_back = LookBack(self.trained.model, self.world.rank)
         self.log_every = self.config.log_every_n_steps or 50
         self._validated_at_s = time.monotonic()
+        self._first_step = self.state.step
         self._begins_step = True
         """The next batch is the first of a step."""
         self._owes_checkpoint = False
@@ -289,7 +293,11 @@ class Loop:
         return self.state.step - 1 if self._begins_step else self.state.step
 
     def _write(self, metrics: dict[str, float], step: int) -> None:
-        self.loggers.write(metrics, step, self.state.epoch)
+        """Log `metrics`, unless the run did so before it was killed: a validation is repeated after a resume."""
+        if step == self._first_step - 1 and metrics.keys() <= self.logged_before:
+            self.loggers.latest |= metrics
+        else:
+            self.loggers.write(metrics, step, self.state.epoch)
 
     def _look_back(self) -> None:
         self.look_back.look(self.state.step, self.step.in_a_row)

@@ -8,13 +8,17 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from nest_ssl.data import AudioNoiseBatch
-from nest_ssl.objective import MaskedPrediction
+if TYPE_CHECKING:
+    from nest_ssl.data import AudioNoiseBatch
+    from nest_ssl.objective import MaskedPrediction
+
+
+VALIDATION_METRICS = ("val_loss", "val_accuracy", "val_most_frequent_token")
 
 
 @dataclass

@@ -14,15 +14,17 @@ import logging
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed, nn
 
 from nest_ssl.config import TrainerConfig
-from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
 from nest_ssl.run_folder import listed_devices
 from nest_ssl.watchdog.rank import RankFacts
+
+if TYPE_CHECKING:
+    from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
 
 log = logging.getLogger(__name__)
 
@@ -313,7 +315,8 @@ def whole_weights(model: nn.Module) -> dict[str, Tensor]:
         return dict(model.state_dict())
     from torch.distributed.checkpoint import state_dict as sharded_state
 
-    return dict(sharded_state.get_model_state_dict(model, options=_whole()))
+    gathered: Any = sharded_state.get_model_state_dict(model, options=_whole())
+    return dict(gathered)
 
 
 def load_whole_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:

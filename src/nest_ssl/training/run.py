@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nest_ssl.config import ExperimentConfig, NestConfig, compose
-from nest_ssl.config.compose import DEFAULT_CONFIG
+from nest_ssl.config.composing import DEFAULT_CONFIG
 from nest_ssl.config.data import DatasetConfig
 from nest_ssl.freed_memory import keep_freed_memory
 from nest_ssl.launch import ranks
@@ -201,7 +201,7 @@ def _train(cfg: NestConfig, main: Main, command: Command, facts: RankFacts, fold
                 if facts.rank == 0:
                     check_port(facts.master_port)
             # torch takes seconds to import: a launcher does without it, and a rank is visible before
-            from nest_ssl.training.step import Use, seed_everything
+            from nest_ssl.data.randomness import Use, seed_everything
             from nest_ssl.training.trainer import Run, current_run
             from nest_ssl.training.watching import Stopped
 

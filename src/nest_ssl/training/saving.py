@@ -23,7 +23,6 @@ from nest_ssl.nemo_file import nemo_config, write_nemo
 from nest_ssl.run_folder import RunFolder
 from nest_ssl.training.parallel import World, whole_weights
 from nest_ssl.training.state import Trained, TrainState, checkpoint_of
-from nest_ssl.training.step import check_finite_weights
 from nest_ssl.training.watching import Watch
 from nest_ssl.watchdog.rank import Stage
 
@@ -176,6 +175,16 @@ class Saver:
         if self.params.always_save_nemo and self._nemo_step != state.step:
             self._nemo_step = state.step
             self._write_nemo(trained, checkpoint["state_dict"])
+
+
+def check_finite_weights(weights: dict[str, Tensor], where: str) -> None:
+    """Weights that are not finite must not replace good ones."""
+    bad = [name for name, value in weights.items() if value.is_floating_point() and not bool(value.isfinite().all())]
+    if bad:
+        raise RuntimeError(
+            f"{where}: not written, since {len(bad)} of {len(weights)} tensors are not finite ({bad[0]}, …); training "
+            f"has diverged. Earlier checkpoints are intact. Lower model.optim.lr or set trainer.gradient_clip_val."
+        )
 
 
 def _place(state: TrainState) -> tuple[int, int, bool]:

@@ -24,15 +24,13 @@ import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from nest_ssl._version import __version__
-from nest_ssl.data import PlannedLoader
 from nest_ssl.nemo_file import nemo_config
-from nest_ssl.training.ema import Average
 from nest_ssl.training.metrics import EpochMeans
 from nest_ssl.training.parallel import (
     load_whole_optimizer_state,
@@ -40,7 +38,11 @@ from nest_ssl.training.parallel import (
     whole_optimizer_state,
     whole_weights,
 )
-from nest_ssl.training.step import TrainStep
+
+if TYPE_CHECKING:
+    from nest_ssl.data import PlannedLoader
+    from nest_ssl.training.ema import Average
+    from nest_ssl.training.step import TrainStep
 
 log = logging.getLogger(__name__)
 

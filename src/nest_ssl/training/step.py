@@ -7,58 +7,31 @@ the ranks, so all ranks take it together without talking; nothing is read back f
 from __future__ import annotations
 
 import logging
-import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import IntEnum
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from nest_ssl.data import AudioNoiseBatch
-from nest_ssl.fast.engine import Batch, Objective
-from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
-from nest_ssl.objective import MaskedPrediction
-from nest_ssl.training.ema import Average
-from nest_ssl.training.parallel import GradientExchange, World, gradient_norm, is_sharded
-from nest_ssl.training.watching import Watch
+from nest_ssl.training.parallel import GradientExchange, gradient_norm, is_sharded
 from nest_ssl.watchdog.rank import Stage
+
+if TYPE_CHECKING:
+    from nest_ssl.data import AudioNoiseBatch
+    from nest_ssl.fast.engine import Objective
+    from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
+    from nest_ssl.objective import MaskedPrediction
+    from nest_ssl.training.ema import Average
+    from nest_ssl.training.parallel import World
+    from nest_ssl.training.watching import Watch
 
 log = logging.getLogger(__name__)
 
 MOST_IN_A_ROW = 20
 """Skipped steps in a row, at a step that is logged, after which a run ends: it has nothing left to learn from."""
-
-
-class Use(IntEnum):
-    """Uses of random numbers that must not share them."""
-
-    WEIGHTS = 0
-    TRAIN = 1
-    VALIDATION = 2
-
-
-def seed_everything(seed: int, use: Use, *place: int) -> None:
-    """Seed torch (all devices) and Python for one place of the run, for example a training batch of a rank.
-
-    Masks, dither, dropout, stochastic depth and attention contexts of a batch then depend on its place alone: there is
-    no state to save, and a resumed run repeats them exactly.
-    """
-    words = np.random.SeedSequence(seed, spawn_key=(int(use), *place)).generate_state(2, np.uint64)
-    torch.manual_seed(int(words[0]) & 0x7FFFFFFFFFFFFFFF)
-    random.seed(int(words[1]))
-
-
-def tensors_of(batch: AudioNoiseBatch) -> Batch:
-    """What the objective takes of a batch."""
-    assert batch.audio is not None
-    assert batch.audio_len is not None
-    assert batch.noisy_audio is not None
-    assert batch.noisy_audio_len is not None
-    return batch.audio, batch.audio_len, batch.noisy_audio, batch.noisy_audio_len
 
 
 @dataclass(frozen=True)
@@ -97,7 +70,7 @@ class TrainStep:
         """Train on one batch: the first (`begins`) or last (`updates`) of those that step number `step` is made of."""
         self.watch.forward_begins()
         predicted = self.objective.gradients(
-            tensors_of(batch), share=1 / self.accumulate, adds=not begins, scaler=self.scaler
+            batch.tensors(), share=1 / self.accumulate, adds=not begins, scaler=self.scaler
         )
         if updates:
             if self._exchange is not None:
@@ -212,13 +185,3 @@ class LookBack:
                 self._statistics[name].copy_(value)
             else:
                 value.copy_(self._statistics[name])
-
-
-def check_finite_weights(weights: dict[str, Tensor], where: str) -> None:
-    """Weights that are not finite must not replace good ones."""
-    bad = [name for name, value in weights.items() if value.is_floating_point() and not bool(value.isfinite().all())]
-    if bad:
-        raise RuntimeError(
-            f"{where}: not written, since {len(bad)} of {len(weights)} tensors are not finite ({bad[0]}, …); training "
-            f"has diverged. Earlier checkpoints are intact. Lower model.optim.lr or set trainer.gradient_clip_val."
-        )

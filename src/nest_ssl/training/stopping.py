@@ -11,7 +11,7 @@ from typing import Any
 from nest_ssl.config import ExperimentConfig, TrainerConfig
 from nest_ssl.config.checks import duration_s
 from nest_ssl.config.training import EarlyStoppingConfig
-from nest_ssl.training import validation
+from nest_ssl.training.metrics import VALIDATION_METRICS
 
 log = logging.getLogger(__name__)
 
@@ -22,12 +22,12 @@ AT_EPOCH_END = ("train_loss_epoch",)
 
 def check_monitors(exp: ExperimentConfig, val_names: list[str]) -> None:
     """Refuse names that will never be logged, before an epoch was spent on finding out."""
-    of_sets = [f"{name}_{metric}" for name in val_names if name for metric in validation.METRICS]
-    known = [*validation.METRICS, *of_sets, *OF_TRAINING]
+    of_sets = [f"{name}_{metric}" for name in val_names if name for metric in VALIDATION_METRICS]
+    known = [*VALIDATION_METRICS, *of_sets, *OF_TRAINING]
     watched = {"checkpoint_callback_params": exp.checkpoint_callback_params.monitor}
     if exp.create_early_stopping_callback:
         watched["early_stopping_callback_params"] = exp.early_stopping_callback_params.monitor
-        if not val_names and watched["early_stopping_callback_params"] in validation.METRICS:
+        if not val_names and watched["early_stopping_callback_params"] in VALIDATION_METRICS:
             raise ValueError(
                 "exp_manager.early_stopping_callback_params.monitor: there is nothing to validate on. Set "
                 "model.validation_ds.manifest_filepath, or a monitor of training such as train_loss_epoch."

@@ -20,7 +20,7 @@ from nest_ssl.data import PlannedLoader, build_loader
 from nest_ssl.fast.engine import accelerate
 from nest_ssl.launch.ranks import DEFAULT_PORT, from_environment
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
-from nest_ssl.run_folder import RunFolder, forget_after, ranks_per_node
+from nest_ssl.run_folder import RunFolder, forget_after, logged_at, ranks_per_node
 from nest_ssl.training import experiment
 from nest_ssl.training.ema import Average
 from nest_ssl.training.loggers import Loggers, Progress, check_loggers, log_to_file, profiled
@@ -299,7 +299,8 @@ class Fit:
             resumed=self.trainer.checkpoint is not None,
         )
         if writes and loop.resumed:
-            _forget_later_rows(self.folder, state, loop)
+            forget_after(self.folder.metrics_csv, state.step)
+            loop.logged_before = logged_at(self.folder.metrics_csv, state.step - 1)
         if world.is_first and config.enable_model_summary:
             _log_summary(self.model)
         progress.start(state.step, limits.total_steps(step.accumulate))
@@ -407,12 +408,6 @@ class Fit:
         if not self.exp.create_early_stopping_callback:
             return None
         return EarlyStopping(self.exp.early_stopping_callback_params, has_validation=has_validation)
-
-
-def _forget_later_rows(folder: RunFolder, state: TrainState, loop: Loop) -> None:
-    """Remove from metrics.csv what the resumed run will log again."""
-    if not loop.is_done():
-        forget_after(folder.metrics_csv, state.step, epoch_too=state.batch > 0, validation_too=state.validation_is_due)
 
 
 def _log_summary(model: EncDecDenoiseMaskedTokenPredModel) -> None:

@@ -7,22 +7,23 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from nest_ssl.config import DatasetConfig, TrainerConfig
-from nest_ssl.config.parse import MISSING
-from nest_ssl.data import PlannedLoader
-from nest_ssl.fast.engine import Objective
-from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
-from nest_ssl.objective import MaskedPrediction
-from nest_ssl.training.metrics import TokenCounts, count_tokens
-from nest_ssl.training.parallel import World
-from nest_ssl.training.step import Use, seed_everything, tensors_of
-from nest_ssl.training.watching import Watch
+from nest_ssl.config.parsing import MISSING
+from nest_ssl.data.randomness import Use, seed_everything
+from nest_ssl.training.metrics import VALIDATION_METRICS, TokenCounts, count_tokens
 
-METRICS = ("val_loss", "val_accuracy", "val_most_frequent_token")
+if TYPE_CHECKING:
+    from nest_ssl.data import PlannedLoader
+    from nest_ssl.fast.engine import Objective
+    from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
+    from nest_ssl.objective import MaskedPrediction
+    from nest_ssl.training.parallel import World
+    from nest_ssl.training.watching import Watch
 
 
 def validation_sets(config: DatasetConfig | None) -> dict[str, DatasetConfig]:
@@ -105,7 +106,7 @@ class Validation:
                 break
             self.watch.batch_arrives(batch)
             seed_everything(self.seed, Use.VALIDATION, place, number, self.world.rank)
-            sums.add(self.objective.evaluate(tensors_of(batch.to(self.world.device, non_blocking=True).mixed())))
+            sums.add(self.objective.evaluate(batch.to(self.world.device, non_blocking=True).mixed().tensors()))
             self.watch.validation_batch_is_done()
         return sums
 
@@ -164,7 +165,7 @@ class _Sums:
     def metrics(self) -> dict[str, float]:
         of_tokens = self.tokens.metrics()
         found = (self.loss / self.num_batches, of_tokens["accuracy"], of_tokens["most_frequent_token"])
-        return dict(zip(METRICS, torch.stack(found).float().tolist(), strict=True))
+        return dict(zip(VALIDATION_METRICS, torch.stack(found).float().tolist(), strict=True))
 
 
 def _together(sums: list[_Sums], model: EncDecDenoiseMaskedTokenPredModel) -> _Sums:

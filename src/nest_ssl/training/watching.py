@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -23,8 +23,6 @@ from nest_ssl.config import DebugConfig, NestConfig
 from nest_ssl.data import AudioNoiseBatch, PlannedLoader
 from nest_ssl.fast.graphs import may_be_skipped
 from nest_ssl.launch.preflight import Facts, code_version, compare_ranks
-from nest_ssl.model import EncDecMaskedTokenPredModel
-from nest_ssl.training.parallel import World
 from nest_ssl.watchdog.agent import RankAgent, ReadReport
 from nest_ssl.watchdog.beacon import NO_STEP
 from nest_ssl.watchdog.rank import (
@@ -36,6 +34,10 @@ from nest_ssl.watchdog.rank import (
     part_label,
     validation_part,
 )
+
+if TYPE_CHECKING:
+    from nest_ssl.model import EncDecMaskedTokenPredModel
+    from nest_ssl.training.parallel import World
 
 BARRIER_SHARE = 0.8
 """Of `watchdog.floor_s`: `debug.barrier` reports before the monitor would."""

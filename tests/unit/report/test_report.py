@@ -14,7 +14,8 @@ from nest_ssl.data.batch.collate import needed
 from nest_ssl.data.build import open_batches
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
 from nest_ssl.report import examples as run_examples
-from nest_ssl.report.examples import TOP, examine
+from nest_ssl.report.charts import TOP
+from nest_ssl.report.examples import examine
 from nest_ssl.report.report import duration, look_at_checkpoint, make_report, open_run, write_run_report
 from tests.unit.drawing.page_parser import assert_needs_no_network
 from tests.unit.report.fake_run import COMMIT, make_run, remove_audio, rows, write_metrics

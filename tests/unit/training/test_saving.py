@@ -7,12 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from nest_ssl.config import CheckpointConfig
 from nest_ssl.run_folder import RunFolder
 from nest_ssl.training import saving
 from nest_ssl.training.parallel import World
-from nest_ssl.training.saving import SAVE_EVERY_S, Saver
+from nest_ssl.training.saving import SAVE_EVERY_S, Saver, check_finite_weights
 from nest_ssl.training.state import Memory, TrainState
 from nest_ssl.training.watching import Watch
 
@@ -80,3 +81,9 @@ def test_a_checkpoint_is_due_every_quarter_of_an_hour_unless_told_otherwise(
     now += 2700
     assert hourly.is_due_by_clock()
     assert not saver(tmp_path, save_last=False).is_due_by_clock()
+
+
+def test_weights_that_are_not_finite_are_not_to_be_written() -> None:
+    check_finite_weights({"a": torch.ones(3), "steps": torch.tensor(4)}, "x.ckpt")
+    with pytest.raises(RuntimeError, match=r"x\.ckpt: not written, since 1 of 2 tensors are not finite \(b, …\)"):
+        check_finite_weights({"a": torch.ones(3), "b": torch.tensor([1.0, float("nan")])}, "x.ckpt")

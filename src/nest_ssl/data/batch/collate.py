@@ -100,6 +100,12 @@ class AudioNoiseBatch:
             raise ValueError("a batch without audio or without noise cannot be mixed")
         return replace(self, noisy_audio=self.noise.add_(self.audio), noise=None, noise_len=None)
 
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return what the training objective takes: audio, noisy audio, and the lengths of each."""
+        if self.audio is None or self.audio_len is None or self.noisy_audio is None or self.noisy_audio_len is None:
+            raise ValueError("a batch that is not mixed cannot be trained on")
+        return self.audio, self.audio_len, self.noisy_audio, self.noisy_audio_len
+
     def _with_tensors(self, change: Callable[[Tensor], Tensor]) -> AudioNoiseBatch:
         tensors = {f.name: getattr(self, f.name) for f in fields(self) if isinstance(getattr(self, f.name), Tensor)}
         changed: dict[str, Any] = {name: change(tensor) for name, tensor in tensors.items()}

@@ -28,7 +28,7 @@ from torch.utils.data import Dataset
 from nest_ssl.audio import AudioError
 from nest_ssl.audio.signal import Samples
 from nest_ssl.config.data import AugmentorConfig, DatasetConfig
-from nest_ssl.config.parse import parse, read_yaml
+from nest_ssl.config.parsing import parse, read_yaml
 from nest_ssl.data.batch.augmentation import build_augmentor
 from nest_ssl.data.batch.collate import AudioNoiseBatch
 from nest_ssl.data.batch.loader import BatchSampler

@@ -1,32 +1,21 @@
-"""Turn a yaml and command-line overrides into a checked configuration. Hydra composes; OmegaConf ends here."""
+"""NeMo's `model:` section, wherever it comes from, as a checked configuration; and the keys NEST does not use."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import logging
-from collections.abc import Sequence
-from importlib import resources
-from pathlib import Path
 from typing import Any
 
-import hydra
-import yaml
-from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
-from nest_ssl.config.data import DatasetConfig
+from nest_ssl.config.data import UNUSED_DATASET_KEYS, DatasetConfig
 from nest_ssl.config.model import ModelConfig
 from nest_ssl.config.optim import OptimConfig
-from nest_ssl.config.parse import ConfigError, parse, plain
-from nest_ssl.config.training import NestConfig
-from nest_ssl.config.unused import unused_keys
+from nest_ssl.config.parsing import ConfigError, one_line, parse, plain
 
 log = logging.getLogger(__name__)
-
-YAML_PACKAGE = "nest_ssl.config.yaml"
-DEFAULT_CONFIG = "nest_fast-conformer"
 
 SAVED_NOTES = {"target", "nemo_version", "nest_ssl_version"}
 """Keys that `.nemo` files add to the model's configuration: the class and the version that saved them."""
@@ -38,47 +27,6 @@ TRAINING_SECTIONS: dict[str, type[Any]] = {
     "optim": OptimConfig,
 }
 """Sections that record how a model was trained; its outputs do not depend on them."""
-
-
-def yaml_folder() -> Path:
-    """Return the folder of the packaged yaml files."""
-    return Path(str(resources.files(YAML_PACKAGE)))
-
-
-def embedded_configs() -> list[str]:
-    """Return the names of the packaged configurations."""
-    return sorted(path.stem for path in yaml_folder().glob("*.yaml"))
-
-
-def compose(
-    config_name: str = DEFAULT_CONFIG, overrides: Sequence[str] = (), config_path: str | Path | None = None
-) -> NestConfig:
-    """Return the configuration `config_name` from the folder `config_path` (None: the package's own), with overrides.
-
-    Overrides are Hydra's. A key of the schema needs no `+`; a `+` on an existing key replaces its value.
-    """
-    folder = yaml_folder() if config_path is None else Path(config_path).expanduser().absolute()
-    name = config_name.removesuffix(".yaml")
-    if not (folder / f"{name}.yaml").is_file():
-        raise ConfigError(
-            f"{folder / name}.yaml: no such file. Packaged configurations: {', '.join(embedded_configs())}."
-        )
-    groups = {path.name for base in (folder, yaml_folder()) for path in base.iterdir() if path.is_dir()}
-    listed = _default_groups(folder / f"{name}.yaml")
-    given = [_override(text, groups, listed) for text in overrides]
-    try:
-        with hydra.initialize_config_dir(config_dir=str(folder), version_base="1.3"):
-            node = hydra.compose(name, overrides=[*given, f"hydra.searchpath=[pkg://{YAML_PACKAGE}]"])
-        data = OmegaConf.to_container(node, resolve=True)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(f"{name}.yaml: {_one_line(error)}") from error
-    return parse(NestConfig, data, unused=unused_keys())
-
-
-def load_yaml(path: str | Path, overrides: Sequence[str] = ()) -> NestConfig:
-    """Return the configuration in the file `path`, with overrides."""
-    path = Path(path)
-    return compose(path.name, overrides, path.parent)
 
 
 def model_config(config: Any) -> ModelConfig:
@@ -105,7 +53,7 @@ def model_section(config: Any) -> dict[str, Any]:
             # A section taken out of its file still refers to it as `${model.…}`.
             data = plain(OmegaConf.create({"model": data}))["model"]
     except OmegaConfBaseException as error:
-        raise ConfigError(_one_line(error)) from error
+        raise ConfigError(one_line(error)) from error
     if not isinstance(data, dict):
         raise ConfigError(f"model: expected a mapping of keys, got {data!r}.")
     return {str(key): value for key, value in data.items()}
@@ -147,29 +95,67 @@ def _has_interpolation(value: Any) -> bool:
     return isinstance(value, str) and "${" in value
 
 
-def _default_groups(path: Path) -> set[str]:
-    """Return the config groups in the defaults list of a yaml."""
-    try:
-        content = OmegaConf.to_container(OmegaConf.load(path))
-    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
-        raise ConfigError(f"{path}: not a readable yaml file: {_one_line(error)}") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: expected a mapping of keys, got a {type(content).__name__}.")
-    entries = content.get("defaults") or []
-    return {str(group) for entry in entries if isinstance(entry, dict) for group in entry}
+# ---- keys that NEST does not use: accepted, dropped, and named in one line of the log ----
+
+UNUSED_MODEL_KEYS: dict[str, str] = {
+    "spec_augment": "NEST masks with `masking`; NeMo keeps this section only because its base class requires it",
+    "skip_nan_grad": "non-finite steps are always skipped, by all ranks together",
+    "variational_noise": "not part of NEST",
+    "loss_list": "only for NeMo's contrastive models",
+    "labels": "there are no transcripts in pre-training",
+    "tokenizer": "there are no transcripts in pre-training",
+    "optim.sched.monitor": "these schedules monitor no metric",
+    "optim.sched.reduce_on_plateau": "these schedules monitor no metric",
+    "optim.sched.iters_per_batch": "the trainer knows the number of steps",
+    "preprocessor.rng": "NeMo's narrow-band augmentation",
+    "preprocessor.nb_max_freq": "NeMo's narrow-band augmentation",
+    "preprocessor.use_torchaudio": "deprecated in NeMo; the result does not depend on it",
+    "preprocessor.stft_exact_pad": "deprecated in NeMo; no effect there either",
+    "preprocessor.stft_conv": "deprecated in NeMo; no effect there either",
+}
+
+UNUSED_ROOT_KEYS: dict[str, str] = {
+    "exp_manager.resume_past_end": "a finished run resumes once max_steps or max_epochs is raised",
+    "exp_manager.disable_validation_on_resume": "a resumed run validates where an uninterrupted run would have",
+    "exp_manager.seconds_to_sleep": "ranks do not need to wait for the folder",
+    "exp_manager.log_delta_step_timing": "step times are logged by `log_step_timing`",
+    "exp_manager.step_timing_kwargs": "step times are logged by `log_step_timing`",
+    "exp_manager.log_tflops_per_sec_per_gpu": "speed is logged in audio-seconds per second",
+    **{
+        f"exp_manager.create_{name}": "this NeMo service is not part of nest-ssl"
+        for name in (
+            "mlflow_logger",
+            "dllogger_logger",
+            "clearml_logger",
+            "neptune_logger",
+            "ipl_epoch_stopper_callback",
+            "straggler_detection_callback",
+            "fault_tolerance_callback",
+        )
+    },
+    **{
+        f"exp_manager.{name}": "this NeMo service is not part of nest-ssl"
+        for name in (
+            "mlflow_logger_kwargs",
+            "dllogger_logger_kwargs",
+            "clearml_logger_kwargs",
+            "neptune_logger_kwargs",
+            "ipl_epoch_stopper_callback_params",
+            "straggler_detection_params",
+            "fault_tolerance",
+        )
+    },
+    "exp_manager.checkpoint_callback_params.filepath": "the folder is `dirpath`",
+    "exp_manager.checkpoint_callback_params.model_parallel_size": "nest-ssl has no model parallelism",
+    "exp_manager.checkpoint_callback_params.async_save": "checkpoints are written synchronously and atomically",
+    "exp_manager.checkpoint_callback_params.save_last_n_optim_states": "every checkpoint holds the optimizer",
+    "exp_manager.checkpoint_callback_params.auto_insert_metric_name": "names are always written out",
+}
 
 
-def _override(text: str, groups: set[str], listed: set[str]) -> str:
-    """Return an override in Hydra's form, with `++` so that the key need not exist in the yaml."""
-    key = text.lstrip("+").split("=", 1)[0]
-    if text.startswith("~") or key.startswith("hydra."):
-        return text
-    if key.split("@", 1)[0] in groups:
-        return text.lstrip("+") if key in listed else f"+{text.lstrip('+')}"
-    if "=" not in text:
-        raise ConfigError(f"override '{text}': expected key=value.")
-    return f"++{text.lstrip('+')}"
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+def unused_keys(model_prefix: str = "model") -> dict[str, str]:
+    """Return all unused keys as dotted paths, for a model section at `model_prefix`."""
+    keys = {f"{model_prefix}.{key}": reason for key, reason in UNUSED_MODEL_KEYS.items()}
+    for section in ("train_ds", "validation_ds", "test_ds"):
+        keys.update({f"{model_prefix}.{section}.{key}": reason for key, reason in UNUSED_DATASET_KEYS.items()})
+    return keys | UNUSED_ROOT_KEYS

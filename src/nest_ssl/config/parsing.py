@@ -137,3 +137,7 @@ def _dataclass_in(hint: Any) -> type[Any] | None:
         found = [arg for arg in typing.get_args(hint) if dataclasses.is_dataclass(arg)]
         return found[0] if len(found) == 1 and isinstance(found[0], type) else None
     return None
+
+
+def one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

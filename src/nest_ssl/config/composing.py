@@ -1,0 +1,88 @@
+"""Turn a yaml and command-line overrides into a checked configuration. Hydra composes; OmegaConf ends here."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+
+import hydra
+import yaml
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from nest_ssl.config.model_section import unused_keys
+from nest_ssl.config.parsing import ConfigError, one_line, parse
+from nest_ssl.config.training import NestConfig
+
+log = logging.getLogger(__name__)
+
+YAML_PACKAGE = "nest_ssl.config.yaml"
+DEFAULT_CONFIG = "nest_fast-conformer"
+
+
+def yaml_folder() -> Path:
+    """Return the folder of the packaged yaml files."""
+    return Path(str(resources.files(YAML_PACKAGE)))
+
+
+def embedded_configs() -> list[str]:
+    """Return the names of the packaged configurations."""
+    return sorted(path.stem for path in yaml_folder().glob("*.yaml"))
+
+
+def compose(
+    config_name: str = DEFAULT_CONFIG, overrides: Sequence[str] = (), config_path: str | Path | None = None
+) -> NestConfig:
+    """Return the configuration `config_name` from the folder `config_path` (None: the package's own), with overrides.
+
+    Overrides are Hydra's. A key of the schema needs no `+`; a `+` on an existing key replaces its value.
+    """
+    folder = yaml_folder() if config_path is None else Path(config_path).expanduser().absolute()
+    name = config_name.removesuffix(".yaml")
+    if not (folder / f"{name}.yaml").is_file():
+        raise ConfigError(
+            f"{folder / name}.yaml: no such file. Packaged configurations: {', '.join(embedded_configs())}."
+        )
+    groups = {path.name for base in (folder, yaml_folder()) for path in base.iterdir() if path.is_dir()}
+    listed = _default_groups(folder / f"{name}.yaml")
+    given = [_override(text, groups, listed) for text in overrides]
+    try:
+        with hydra.initialize_config_dir(config_dir=str(folder), version_base="1.3"):
+            node = hydra.compose(name, overrides=[*given, f"hydra.searchpath=[pkg://{YAML_PACKAGE}]"])
+        data = OmegaConf.to_container(node, resolve=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(f"{name}.yaml: {one_line(error)}") from error
+    return parse(NestConfig, data, unused=unused_keys())
+
+
+def load_yaml(path: str | Path, overrides: Sequence[str] = ()) -> NestConfig:
+    """Return the configuration in the file `path`, with overrides."""
+    path = Path(path)
+    return compose(path.name, overrides, path.parent)
+
+
+def _default_groups(path: Path) -> set[str]:
+    """Return the config groups in the defaults list of a yaml."""
+    try:
+        content = OmegaConf.to_container(OmegaConf.load(path))
+    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
+        raise ConfigError(f"{path}: not a readable yaml file: {one_line(error)}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: expected a mapping of keys, got a {type(content).__name__}.")
+    entries = content.get("defaults") or []
+    return {str(group) for entry in entries if isinstance(entry, dict) for group in entry}
+
+
+def _override(text: str, groups: set[str], listed: set[str]) -> str:
+    """Return an override in Hydra's form, with `++` so that the key need not exist in the yaml."""
+    key = text.lstrip("+").split("=", 1)[0]
+    if text.startswith("~") or key.startswith("hydra."):
+        return text
+    if key.split("@", 1)[0] in groups:
+        return text.lstrip("+") if key in listed else f"+{text.lstrip('+')}"
+    if "=" not in text:
+        raise ConfigError(f"override '{text}': expected key=value.")
+    return f"++{text.lstrip('+')}"
