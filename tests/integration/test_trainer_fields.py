@@ -244,6 +244,21 @@ def test_a_dry_run_trains_and_validates_so_many_batches(
     assert not list((run / "checkpoints").iterdir())
 
 
+def test_a_dry_run_in_the_folder_of_a_run_trains_from_the_start_and_leaves_its_files(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = train(corpus, tmp_path, "run", "trainer.max_steps=3", "~model.validation_ds")
+    kept = [run / "hparams.yaml", run / "git-commit.txt", run / "metrics.csv", *(run / "checkpoints").iterdir()]
+    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in kept}
+    counts = count_validation_batches(monkeypatch)
+    caplog.set_level(logging.INFO)
+    train(corpus, tmp_path, "run", "trainer.fast_dev_run=2", "model.optim.lr=0.1")
+    assert counts == [2]  # it did train, and validated afterwards
+    assert "resumed at step" not in caplog.text
+    assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in kept} == before
+    assert set((run / "checkpoints").iterdir()) <= set(kept)
+
+
 @pytest.mark.parametrize(
     "strategy",
     [

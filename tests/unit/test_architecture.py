@@ -1,4 +1,7 @@
-"""docs/architecture.md: its pictures are current, its packages are those of the layers, its files exist."""
+"""docs/architecture.md: its pictures are current, its packages are those of the layers, its files exist.
+
+So do the source files that the other pages name.
+"""
 
 from __future__ import annotations
 
@@ -49,3 +52,13 @@ def test_every_file_that_the_page_names_exists() -> None:
     folders = (SOURCE, SOURCE / "config", SOURCE / "fast", SOURCE / "data", SOURCE / "watchdog", ROOT)
     assert len(named) > 50
     assert [name for name in named if not any((folder / name).exists() for folder in folders)] == []
+
+
+PAGES = [*ROOT.glob("docs/*.md"), SOURCE / "verify" / "alignment.md"]
+PATH = re.compile(r"\b((?:nest_ssl|tests|tools|examples|benchmarks)/[\w/]+\.py)\b")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_source_files_that_a_page_names_by_their_path_exist(page: Path) -> None:
+    named = [name for name in PATH.findall(page.read_text(encoding="utf-8")) if not name.startswith("examples/asr/")]
+    assert [name for name in named if not any((folder / name).exists() for folder in (ROOT, SOURCE.parent))] == []

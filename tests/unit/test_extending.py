@@ -13,10 +13,14 @@ import soundfile
 import torch
 
 from nest_ssl import plugins
-from nest_ssl.config import AugmentorConfig, ConfigError, DatasetConfig, parse
+from nest_ssl.config import AugmentorConfig, ConfigError, DatasetConfig, OptimConfig, ScheduleConfig, parse
 from nest_ssl.data import build_loader
 from nest_ssl.data.batch.collate import needed
 from nest_ssl.plugins import register_augmentation, register_source
+from nest_ssl.report.report import look_at_checkpoint, open_run
+from nest_ssl.training.optimizers import build_optimizer
+from nest_ssl.training.schedules import build_schedule
+from tests.integration.runs import TINY, losses, make_corpus, run_here
 
 ROOT = Path(__file__).parents[2]
 RATE = 16000
@@ -24,7 +28,7 @@ RATE = 16000
 
 @pytest.fixture(autouse=True)
 def _forget_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    for registry in (plugins.augmentations, plugins.sources):
+    for registry in (plugins.augmentations, plugins.sources, plugins.optimizers, plugins.schedules):
         monkeypatch.setattr(registry, "_things", {})
 
 
@@ -49,6 +53,12 @@ def run_documented(heading: str) -> None:
 def config(manifest: str, **more: object) -> DatasetConfig:
     given = {"manifest_filepath": manifest, "noise_manifest": manifest, "batch_size": 3, "shuffle": True, **more}
     return parse(DatasetConfig, given)
+
+
+def train_one_step(folder: Path, *more: str) -> Path:
+    """Train a tiny model for one step; return the run folder."""
+    exp_manager = [f"exp_manager.exp_dir={folder / 'runs'}", "exp_manager.name=run"]
+    return run_here([*TINY, *exp_manager, "trainer.max_steps=1", "trainer.enable_progress_bar=false", *more])
 
 
 def test_the_example_adds_an_augmentation_and_makes_a_batch_with_it(manifest: str) -> None:
@@ -151,6 +161,19 @@ def test_the_documented_source_is_planned_read_and_resumed_like_files(manifest: 
     assert torch.equal(needed(last.noisy_audio), needed(batches[-1].noisy_audio))
 
 
+def test_a_run_trains_validates_and_reports_on_a_registered_source_without_a_manifest(tmp_path: Path) -> None:
+    run_documented("A data source")
+    random = np.random.default_rng(0)
+    for i in range(4):
+        np.save(tmp_path / f"{i}.npy", 0.1 * random.standard_normal(RATE + 1000 * i))
+    read_by = ("source=npy_folder", f"source_options={{folder: '{tmp_path}'}}")
+    sections = ("model.train_ds", "model.validation_ds")
+    run = train_one_step(tmp_path, *(f"{section}.{what}" for section in sections for what in read_by))
+    assert list(losses(run / "metrics.csv")) == [0]
+    assert list(losses(run / "metrics.csv", "val_loss")) == [0]
+    assert look_at_checkpoint(open_run(run)).problem == ""
+
+
 def test_a_source_is_checked(manifest: str, tmp_path: Path) -> None:
     run_documented("A data source")
     register_source("nothing", lambda config: None)
@@ -166,3 +189,63 @@ def test_a_source_is_checked(manifest: str, tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=re.escape(message)):
             build_loader(config(manifest, **more))
+
+
+def test_the_documented_optimizer_trains_a_run_and_takes_further_arguments(tmp_path: Path) -> None:
+    run_documented("An optimizer")
+    make_corpus(tmp_path, num_train=4, num_val=2)
+    optim = ("name=lion", "lr=1e-4", "betas=[0.9,0.99]", "weight_decay=0.01", "extra={cautious: true}")
+    run = train_one_step(
+        tmp_path,
+        f"model.train_ds.manifest_filepath={tmp_path / 'train.jsonl'}",
+        *("~model.validation_ds", "~model.optim.sched"),
+        *(f"model.optim.{key}" for key in optim),
+    )
+    saved = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
+    (optimizer,) = saved["optimizer_states"]
+    assert {tuple(state) for state in optimizer["state"].values()} == {("average",)}
+    assert optimizer["param_groups"][0]["betas"] == (0.9, 0.99)
+
+
+def test_further_arguments_reach_the_documented_optimizer() -> None:
+    run_documented("An optimizer")
+    for extra, moves in ((None, True), ({"cautious": True}, False)):
+        model = torch.nn.Linear(1, 1, bias=False)
+        optimizer = build_optimizer(model, parse(OptimConfig, {"name": "lion", "lr": 0.1, "extra": extra}))
+        for gradient in (1.0, -0.01):  # the second contradicts the average of both
+            before = model.weight.item()
+            model.weight.grad = torch.full((1, 1), gradient)
+            optimizer.step()
+        assert (model.weight.item() != before) == moves
+
+
+def test_the_documented_schedule_warms_up_stays_and_decays() -> None:
+    run_documented("A schedule")
+    section = {"name": "WarmupStableDecay", "warmup_steps": 4, "min_lr": 0.1, "extra": {"decay_share": 0.5}}
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    schedule = build_schedule(optimizer, parse(ScheduleConfig, section), max_steps=20)
+    assert [schedule.rate(1.0, step) for step in (0, 4, 5, 10)] == [0.2, 1.0, 1.0, 1.0]
+    assert [schedule.rate(1.0, step) for step in (15, 20, 21)] == pytest.approx([0.55, 0.1, 0.1])
+    assert schedule.settings()["decay_share"] == 0.5
+
+
+def test_a_run_with_the_documented_schedule_resumes_on_its_curve(tmp_path: Path) -> None:
+    run_documented("A schedule")
+    make_corpus(tmp_path, num_train=4, num_val=2)
+    sched = ("name=WarmupStableDecay", "warmup_steps=0", "max_steps=4", "min_lr=0", "extra={decay_share: 0.5}")
+    options = [
+        f"model.train_ds.manifest_filepath={tmp_path / 'train.jsonl'}",
+        *("~model.validation_ds", "~model.optim.sched.d_model", "model.optim.lr=0.001"),
+        *(f"model.optim.sched.{key}" for key in sched),
+    ]
+    train_one_step(tmp_path, *options)
+    run = train_one_step(tmp_path, *options, "trainer.max_steps=4")
+    rates = losses(run / "metrics.csv", "learning_rate")
+    assert list(map(float, rates.values())) == pytest.approx([0.001, 0.001, 0.001, 0.0005])
+
+
+def test_further_arguments_of_built_in_optimizers_and_schedules_are_refused() -> None:
+    with pytest.raises(ValueError, match="optim.cautious: adamw does not take it"):
+        OptimConfig(extra={"cautious": True})
+    with pytest.raises(ValueError, match="optim.sched.decay_share: WarmupAnnealing does not take it"):
+        ScheduleConfig(name="WarmupAnnealing", extra={"decay_share": 0.5})

@@ -11,9 +11,10 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from nest_ssl import EncDecDenoiseMaskedTokenPredModel
+from nest_ssl import EncDecDenoiseMaskedTokenPredModel, plugins
 from nest_ssl.checkpoint.read import load
 from nest_ssl.config import NestConfig, compose
+from nest_ssl.data import Source, Speech
 from nest_ssl.lightning import PretrainingModule
 from tests.integration.runs import arguments, make_corpus
 
@@ -95,6 +96,25 @@ def test_data_is_set_up_from_a_mapping_as_in_nemo(tmp_path: Path, make: type[dic
         setup(make({"manifest_filepath": str(tmp_path / f"{name}.jsonl"), "noise_manifest": noise, "batch_size": 2}))
     assert len(module.train_dataloader()) == 3
     assert [len(loader) for loader in module.val_dataloader()] == [1]
+
+
+def test_a_registered_source_needs_no_manifest(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Four(Source):
+        name = "four"
+
+        def __len__(self) -> int:
+            return 4
+
+        def read(self, index: int, on_read: object = None) -> Speech:
+            raise AssertionError("a loader reads when it is iterated")
+
+        def fingerprint(self) -> str:
+            return "four"
+
+    monkeypatch.setattr(plugins.sources, "_things", {"four": lambda config: Four()})
+    module = PretrainingModule(config())
+    module.setup_training_data({"source": "four", "batch_size": 2, "noise_manifest": None})
+    assert len(module.train_dataloader()) == 2
 
 
 def test_an_unknown_data_key_is_an_error_that_names_its_place() -> None:

@@ -1,4 +1,4 @@
-"""Drawing without a library: PNG images and SVG shapes as text, and pictures over the seconds of an utterance.
+"""Drawing without a library: PNG images and SVG shapes as text, pictures over the seconds of an utterance, HTML pages.
 
 H rows, W columns, N samples, M mel bands, T frames.
 """
@@ -10,10 +10,14 @@ import math
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import jinja2
 import numpy as np
 from numpy.typing import NDArray
+
+from nest_ssl.files import replace_text
 
 if TYPE_CHECKING:
     from nest_ssl.modules import AudioToMelSpectrogramPreprocessor
@@ -181,3 +185,29 @@ def time_axis(end_s: float, y: float, title: str) -> list[str]:
         parts += [line(x, y, x, y + 4), text(x, y + 17, f"{tick:g}", anchor="middle")]
     parts.append(text(LEFT + PLOT, y + 34, title, anchor="end"))
     return parts
+
+
+# ---- pages ----
+
+
+def render_template(package: str, template: str, **values: Any) -> str:
+    """Render a template of `package` with `values`: the same values give the same bytes.
+
+    `page.html` of this package has the common style: a page is one file that opens without a network.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.ChoiceLoader([jinja2.PackageLoader(package, ""), jinja2.PackageLoader("nest_ssl.drawing", "")]),
+        autoescape=True,  # file names come from outside; only the pictures, which escape their own texts, are safe
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+    )
+    return environment.get_template(template).render(**values)
+
+
+def write_html(page: str, path: Path) -> None:
+    """Write a page whole, or say why it cannot be written."""
+    try:
+        replace_text(path, page)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ValueError(f"{path}: cannot be written: {reason}. Name another file with --output.") from error

@@ -26,9 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
+from torch.utils.checkpoint import checkpoint
 
 from nest_ssl.fast.ops.dropout import draw_seeds, dropout
-from nest_ssl.fast.subsampling import fused_subsampling
 from nest_ssl.modules import ConformerEncoder
 from nest_ssl.modules.attention import MultiHeadAttention, RelPositionMultiHeadAttention
 from nest_ssl.modules.conformer import ConformerConvolution, ConformerLayer, FeedForward, visible_context
@@ -38,6 +38,7 @@ from nest_ssl.modules.subsampling import ConvSubsampling, HalvingConv
 log = logging.getLogger(__name__)
 
 NUM_SEEDS = 7  # one for each dropout of a layer
+_ALIGNED_TAPS = 16  # of 10 in the first convolution: a bf16 GEMM is fast only if rows are a multiple of 16 bytes
 
 
 @functools.cache
@@ -304,3 +305,68 @@ def _other_norm(norm: nn.Module, x_ND: Tensor, frames_BS: Tensor) -> Tensor:
     """A norm that the compiler does not see: a synchronised batch norm communicates with other ranks."""
     out_BDS: Tensor = norm(x_ND.view(*frames_BS.shape, -1).transpose(1, 2))
     return out_BDS.transpose(1, 2).flatten(0, 1)
+
+
+# ---- subsampling for CUDA, channels last: M mel bands, and here C channels ----
+
+
+def fused_subsampling(module: ConvSubsampling, x_BTM: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (B, S, D) and the new lengths: `modules.subsampling` for `dw_striding`, with its parameters and its sums.
+
+    The first convolution has one input channel: nine values per output, one GEMM, with the bias as
+    a tenth value. The depthwise ones apply the ReLU and the end of the utterance to what they read,
+    so that neither is a pass over memory (the first output is 1 GB for 64 × 16 s). The pointwise
+    ones are GEMMs.
+    """
+    one, *later = (layer for layer in module.conv if isinstance(layer, nn.Conv2d))
+    assert isinstance(one, HalvingConv)
+    x = torch.where(valid_frames(lengths, x_BTM.shape[1])[..., None], x_BTM, 0.0)
+    lengths = one.out_length(lengths)
+    if not later:
+        x = first_conv(one, x)
+    else:
+        two, *later = later
+        assert isinstance(two, HalvingConv)
+        # The first output is the largest tensor of the model, and cheap: it is recomputed in the backward pass.
+        x = checkpoint(first_two_convs, one, two, x, lengths, use_reentrant=False, preserve_rng_state=False)
+        lengths = two.out_length(lengths)
+    for layer in later:
+        if isinstance(layer, HalvingConv):
+            x = halving_conv(layer, x, lengths)
+            lengths = layer.out_length(lengths)
+        else:
+            x = F.linear(x, layer.weight[:, :, 0, 0], layer.bias)
+    x_BTMC = torch.where(valid_frames(lengths, x.shape[1])[..., None, None], F.relu(x), 0.0)
+    return project_bands(module.out, x_BTMC), lengths
+
+
+def first_conv(conv: HalvingConv, x_BTM: Tensor) -> Tensor:
+    """Return (B, T / 2, M / 2, C) by one GEMM of windows of nine values, and 1 for the bias."""
+    assert conv.bias is not None
+    pads = (conv.pad_before, conv.pad_after) * 2
+    size, stride = conv.kernel_size[0], conv.stride[0]
+    windows = F.pad(x_BTM, pads).unfold(-2, size, stride).unfold(-2, size, stride).flatten(-2)
+    taps = F.pad(windows, (0, 1), value=1.0)
+    weight = torch.cat((conv.weight.flatten(1), conv.bias[:, None]), dim=1)
+    missing = (0, _ALIGNED_TAPS - taps.shape[-1])
+    return F.linear(F.pad(taps, missing).to(weight.dtype), F.pad(weight, missing))
+
+
+def first_two_convs(one: HalvingConv, two: HalvingConv, x_BTM: Tensor, lengths: Tensor) -> Tensor:
+    return halving_conv(two, first_conv(one, x_BTM), lengths)
+
+
+def halving_conv(conv: HalvingConv, x_BTMC: Tensor, lengths: Tensor) -> Tensor:
+    """Return the depthwise convolution of the ReLU of `x_BTMC`, which ends at `lengths`."""
+    from nest_ssl.fast.ops.halving import halve  # needs Triton, which installations without CUDA lack
+
+    assert conv.bias is not None
+    out: Tensor = halve(x_BTMC, lengths, conv.weight[:, 0], conv.bias, conv.pad_before, conv.pad_after)
+    return out
+
+
+def project_bands(linear: nn.Linear, x_TMC: Tensor) -> Tensor:
+    """Return (…, T, D) from channels that are last; the weight has them first."""
+    num_bands, channels = x_TMC.shape[-2:]
+    weight = linear.weight.view(-1, channels, num_bands).transpose(1, 2).flatten(1)
+    return F.linear(x_TMC.flatten(-2), weight, linear.bias)

@@ -18,9 +18,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nest_ssl.fast.as_built import is_as_built
 from nest_ssl.fast.encoder import fused, log_once
-from nest_ssl.fast.graphs import MEMORY_SHARE, Batch, Graphs, Padding, StepGraph, obstacle_to_graphs, padded
+from nest_ssl.fast.graphs import (
+    MEMORY_SHARE,
+    Batch,
+    Graphs,
+    Padding,
+    StepGraph,
+    is_as_built,
+    obstacle_to_graphs,
+    padded,
+)
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
 from nest_ssl.modules.inputs import Mels, Signal
 from nest_ssl.objective import MaskedPrediction

@@ -12,13 +12,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from nest_ssl.fast.as_built import hooks_of, must_run
 from nest_ssl.modules.conformer import ConformerConvolution
 
 if TYPE_CHECKING:
@@ -34,6 +33,10 @@ Batch = tuple[Tensor, Tensor, Tensor, Tensor]
 
 Predict = Callable[[Batch, Tensor], "MaskedPrediction"]
 """The forward pass of a padded batch, whose size before padding is a scalar tensor."""
+
+Hook = TypeVar("Hook", bound=Callable[..., Any])
+
+_BUILT_FROM = ("torch.nn.modules.", "nest_ssl.")
 
 
 def obstacle_to_graphs(model: EncDecDenoiseMaskedTokenPredModel) -> str | None:
@@ -227,3 +230,37 @@ def with_parameters(model: nn.Module, others: Mapping[nn.Parameter, nn.Parameter
     finally:
         for module, name, p in places:
             module._parameters[name] = p
+
+
+# ---- what calling a part would do, and reading its weights would not ----
+
+
+def is_as_built(module: nn.Module) -> bool:
+    """Return False if a part was replaced (adapters, parametrisations, sharding) or has a hook that must run.
+
+    Code that reads the weights of parts instead of calling them must ask.
+    """
+    return "forward" not in vars(module) and all(_is_plain(part) for part in module.modules() if part is not module)
+
+
+def _is_plain(part: nn.Module) -> bool:
+    has_own_forward = type(part).__module__.startswith(_BUILT_FROM) and "forward" not in vars(part)
+    return has_own_forward and not any(map(must_run, hooks_of(part)))
+
+
+def may_be_skipped(hook: Hook) -> Hook:
+    """Mark a hook that a step may leave out."""
+    hook.may_be_skipped = True  # type: ignore[attr-defined]
+    return hook
+
+
+def must_run(hook: Callable[..., Any]) -> bool:
+    return not getattr(hook, "may_be_skipped", False)
+
+
+def hooks_of(module: nn.Module) -> Iterator[Callable[..., Any]]:
+    """The hooks of a module's forward and backward pass."""
+    yield from module._forward_pre_hooks.values()
+    yield from module._forward_hooks.values()
+    yield from module._backward_pre_hooks.values()
+    yield from module._backward_hooks.values()

@@ -14,7 +14,6 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from nest_ssl.drawing import page
 from nest_ssl.drawing.draw import (
     GAP,
     LEFT,
@@ -29,11 +28,13 @@ from nest_ssl.drawing.draw import (
     mel_range,
     path,
     rect,
+    render_template,
     runs,
     svg,
     text,
     ticks,
     time_axis,
+    write_html,
 )
 from nest_ssl.inspect.manifest import Histogram, ManifestFacts, duration_histogram
 
@@ -46,7 +47,7 @@ DRAWN_PER_BATCH = 3
 
 
 def write_page(inspection: Inspection, path: Path) -> None:
-    page.write(render_page(inspection), path)
+    write_html(render_page(inspection), path)
 
 
 def render_page(inspection: Inspection) -> str:
@@ -54,7 +55,7 @@ def render_page(inspection: Inspection) -> str:
     dataset, augmentor = inspection.dataset, inspection.dataset.batch_augmentor
     rows = [row for rows in inspection.batchings.values() for row in rows]
     limits_s = {"min_duration": dataset.min_duration, "max_duration": dataset.max_duration}
-    return page.render(
+    return render_template(
         "nest_ssl.inspect",
         "inspect.html",
         data=inspection,

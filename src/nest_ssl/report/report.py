@@ -16,9 +16,8 @@ from nest_ssl.checkpoint.read import model_without_storage
 from nest_ssl.config import DatasetConfig, NestConfig, parse
 from nest_ssl.config.model_section import unused_keys
 from nest_ssl.config.parsing import MISSING
-from nest_ssl.drawing import page
 from nest_ssl.drawing.charts import Chart, chart_picture
-from nest_ssl.drawing.draw import colour_scale, mel_range
+from nest_ssl.drawing.draw import colour_scale, mel_range, render_template, write_html
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
 from nest_ssl.report.charts import MAX_BOOKS, TOP, book_uses, metric_charts, tokens_picture, usage_chart
 from nest_ssl.report.examples import MAX_UTTERANCE_S, Examined, examine
@@ -72,8 +71,10 @@ class Run:
         """The validation data or, if there is none, the training data; and which of the two it is."""
         sections = () if self.config is None else (self.config.model.validation_ds, self.config.model.train_ds)
         for name, section in zip(("validation", "training"), sections, strict=False):
-            lhotse = section is not None and (section.cuts_path or section.shar_path or section.input_cfg)
-            if section is not None and (lhotse or section.manifest_filepath not in (None, MISSING)):
+            if section is None:
+                continue
+            elsewhere = section.source or section.cuts_path or section.shar_path or section.input_cfg
+            if elsewhere or section.manifest_filepath not in (None, MISSING):
                 return name, section
         raise ValueError(f"{HPARAMS} names no data.")
 
@@ -113,7 +114,7 @@ def make_report(run_dir: Path, *, output: Path | None = None) -> Report:
     predictions = look.examined.predictions if look.examined else None
     verdict = judge(run.metrics, run.num_classes, predictions, look.audio)
     path = run.folder.report if output is None else output
-    page.write(render_report(run, look, verdict), path)
+    write_html(render_report(run, look, verdict), path)
     return Report(path, run, verdict)
 
 
@@ -197,7 +198,7 @@ def render_report(run: Run, look: Look, verdict: Verdict) -> str:
     example = look.examined.example if look.examined else None
     charts = [_chart(chart) for chart in metric_charts(metrics, run.num_classes, run.num_ranks)]
     colours = mel_range((example.clean_MT, example.noisy_MT)) if example else None
-    return page.render(
+    return render_template(
         "nest_ssl.report",
         "report.html",
         run=run,

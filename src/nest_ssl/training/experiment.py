@@ -87,7 +87,8 @@ def named_for_ranks(folder: RunFolder) -> Iterator[None]:
 def created(folder: RunFolder, cfg: NestConfig) -> Iterator[None]:
     """The folder, created and locked: a second run in it would overwrite checkpoints and metrics of the first.
 
-    It describes the run: its configuration, the commit it was started from, copies of files.
+    It describes the run: its configuration, the commit it was started from, copies of files. A dry run writes none of
+    that: the folder may be that of a real run.
     """
     copies = (cfg.exp_manager.files_to_copy or []) if cfg.exp_manager else []
     for name in copies:
@@ -115,7 +116,8 @@ def created(folder: RunFolder, cfg: NestConfig) -> Iterator[None]:
             lock.truncate(0)
             lock.write(f"process {os.getpid()} on {platform.node()}\n")
             lock.flush()
-            _describe(folder, cfg, copies)
+            if not cfg.trainer.fast_dev_run:
+                _describe(folder, cfg, copies)
         except OSError as error:
             raise _cannot_be_written(folder, error) from error
         yield

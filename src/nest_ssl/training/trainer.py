@@ -143,13 +143,15 @@ class Trainer:
 def exp_manager(trainer: Trainer, cfg: ExperimentConfig | dict[str, Any] | None = None) -> Path:
     """Give `trainer` its run folder, loggers and checkpoints; the folder, which `fit` creates.
 
-    It also decides which checkpoint training resumes from.
+    It also decides which checkpoint training resumes from. A dry run resumes from none: after the last step it would
+    have nothing left to do.
     """
     trainer.exp = ExperimentConfig() if cfg is None else parse(ExperimentConfig, cfg, where="exp_manager")
     check_loggers(trainer.exp)
     name = "default" if trainer.run.cfg is None else trainer.run.cfg.name
     trainer.folder = trainer.run.folder or experiment.run_folder(trainer.exp, name)
-    trainer.checkpoint = trainer.folder.checkpoint_to_resume(trainer.exp)
+    checkpoint = trainer.folder.checkpoint_to_resume(trainer.exp)
+    trainer.checkpoint = None if trainer.config.fast_dev_run else checkpoint
     return trainer.folder.path
 
 

@@ -27,14 +27,17 @@ if TYPE_CHECKING:
 
 
 def validation_sets(config: DatasetConfig | None) -> dict[str, DatasetConfig]:
-    """The validation sets by name; empty when no manifest is given. A set alone has no name.
+    """The validation sets by name; empty when no data is given. A set alone has no name.
 
-    A list of manifests is one set each, as in NeMo. Manifests joined by commas, or mixed by `is_concat`, are one set.
+    A list of manifests is one set each, as in NeMo. Manifests joined by commas, or mixed by `is_concat`, are one set,
+    and so is a registered source.
     """
     if config is None or not has_data(config):
         return {}
     manifests = config.manifest_filepath
-    if not isinstance(manifests, list) or len(manifests) == 1 or config.is_concat or config.bucketing_batch_size:
+    if not isinstance(manifests, list) or len(manifests) == 1 or config.source is not None:
+        return {"": config}
+    if config.is_concat or config.bucketing_batch_size:
         return {"": config}
     tars = config.tarred_audio_filepaths
     if config.is_tarred and (not isinstance(tars, list) or len(tars) != len(manifests)):
@@ -58,7 +61,7 @@ def validation_sets(config: DatasetConfig | None) -> dict[str, DatasetConfig]:
 
 def has_data(config: DatasetConfig) -> bool:
     """Whether a dataset section names anything to read."""
-    return config.manifest_filepath not in (None, MISSING) or config.use_lhotse
+    return config.manifest_filepath not in (None, MISSING) or config.use_lhotse or config.source is not None
 
 
 class LeftEarlyError(Exception):

@@ -21,7 +21,7 @@ from torch import Tensor, distributed, nn
 import nest_ssl
 from nest_ssl.config import DebugConfig, NestConfig
 from nest_ssl.data import AudioNoiseBatch, PlannedLoader
-from nest_ssl.fast.as_built import may_be_skipped
+from nest_ssl.fast.graphs import may_be_skipped
 from nest_ssl.launch.preflight import Facts, code_version, compare_ranks
 from nest_ssl.watchdog.agent import RankAgent, ReadReport
 from nest_ssl.watchdog.beacon import NO_STEP

@@ -1,4 +1,8 @@
-"""A model file compared with NeMo, stage by stage; the result as a table, and as a page in Markdown."""
+"""A model file compared with NeMo, stage by stage; the result as a table, and as a page in Markdown.
+
+As a program in an interpreter with NeMo, this file computes NeMo's numbers: `python compare.py
+MODEL.nemo OUT.npz`. That interpreter need not have this package, so only functions import from it.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +16,19 @@ import zipfile
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
-from nest_ssl._version import __version__
-from nest_ssl.checkpoint import load
-from nest_ssl.files import replace_text
-from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel, EncDecMaskedTokenPredModel
-from nest_ssl.verify import stages
-from nest_ssl.verify.stages import Numbers, audio_batch, stage_numbers
+if TYPE_CHECKING:
+    from nest_ssl.model import EncDecMaskedTokenPredModel
+
+Numbers = dict[str, Any]
+
+SAMPLES = (26_345, 24_000, 17_007)
 
 # Allowed differences: float32 rounding through the whole stack.
 MEL_TOLERANCE, LAYER_TOLERANCE, LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-4, 1e-4, 1e-5, 1e-3
@@ -64,6 +69,8 @@ def verify(path: Path, recorded: Path | None = None, nemo_python: str | None = N
     If neither is given: numbers of the same name next to the file, or else this interpreter if it has NeMo; otherwise
     only the file itself is checked.
     """
+    from nest_ssl.checkpoint import load
+
     model = load(path)
     if recorded is None and nemo_python is None:
         recorded = _beside(path)
@@ -83,7 +90,7 @@ def compare(
     model: EncDecMaskedTokenPredModel, batch: tuple[torch.Tensor, torch.Tensor, torch.Tensor], nemo: Numbers
 ) -> list[Check]:
     """One check per stage: its largest difference."""
-    ours = stage_numbers(model, batch, isinstance(model, EncDecDenoiseMaskedTokenPredModel))
+    ours = stage_numbers(model, batch, _is_denoising(model))
     absent = sorted(key for key in ours if not key.startswith(("grad/", "mel_")) and key not in nemo)
     absent += sorted(key for key in nemo if key.startswith("layer_") and key not in ours)
     if absent:
@@ -118,7 +125,7 @@ def check_alone(model: EncDecMaskedTokenPredModel) -> list[Check]:
     saved = model.preprocessor.state_dict()
     filterbank = max(_largest(value.numpy(), saved[key].numpy()) for key, value in fresh.items())
     batch = audio_batch(model.cfg.sample_rate)
-    numbers = stage_numbers(model, batch, isinstance(model, EncDecDenoiseMaskedTokenPredModel))
+    numbers = stage_numbers(model, batch, _is_denoising(model))
     unfinished = sum(int((~np.isfinite(value)).sum()) for value in numbers.values())
     return [
         Check("file", "weights that are not finite", broken, 0),
@@ -128,11 +135,17 @@ def check_alone(model: EncDecMaskedTokenPredModel) -> list[Check]:
     ]
 
 
+def _is_denoising(model: EncDecMaskedTokenPredModel) -> bool:
+    from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
+
+    return isinstance(model, EncDecDenoiseMaskedTokenPredModel)
+
+
 def ask_nemo(path: Path, nemo_python: str) -> Numbers:
     """NeMo's numbers for the file, computed by an interpreter that has NeMo."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "nemo.npz"
-        command = [nemo_python, str(Path(stages.__file__)), str(path.absolute()), str(out)]
+        command = [nemo_python, __file__, str(path.absolute()), str(out)]
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
         except OSError as error:
@@ -203,6 +216,8 @@ def _gradients(ours: Numbers, nemo: Numbers) -> float:
 
 def write_report(path: Path, results: list[Verification]) -> None:
     """Write the page: what was measured, what equals NeMo, and what differs on purpose."""
+    from nest_ssl.files import replace_text
+
     alignment = resources.files("nest_ssl.verify").joinpath("alignment.md").read_text(encoding="utf-8")
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_text(path, alignment.replace("{measured}", measured(results)))
@@ -210,6 +225,8 @@ def write_report(path: Path, results: list[Verification]) -> None:
 
 def measured(results: list[Verification]) -> str:
     """The tables for all verified files."""
+    from nest_ssl._version import __version__
+
     versions = f"nest-ssl {__version__}, torch {torch.__version__}, numpy {np.__version__}, {platform.machine()}"
     parts = [f"Written by `nest-ssl verify --report` on {datetime.date.today()} with {versions}."]
     parts += [file_table(result) for result in results]
@@ -229,3 +246,100 @@ def file_table(result: Verification) -> str:
         for c in result.checks
     ]
     return "\n".join(lines)
+
+
+# ---- the numbers of every stage, through the interface that NeMo's model and ours share ----
+
+
+def audio_batch(sample_rate: int = 16_000) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Clean and noisy audio (B, N) and lengths (B,): sweeps in noise, the same on every machine."""
+    random = np.random.RandomState(11)
+    lengths = np.array(SAMPLES)
+    seconds = np.arange(lengths.max()) / sample_rate
+    sweeps = np.stack([np.sin(2 * np.pi * f * seconds * (1 + 0.3 * seconds)) for f in (180.0, 320.0, 95.0)])
+    clean = 0.2 * sweeps + 0.02 * random.randn(*sweeps.shape)
+    clean *= np.arange(lengths.max()) < lengths[:, None]
+    noisy = clean + 0.05 * random.randn(*sweeps.shape)
+    return torch.tensor(clean).float(), torch.tensor(noisy).float(), torch.tensor(lengths)
+
+
+def stage_numbers(model: Any, batch: tuple[torch.Tensor, torch.Tensor, torch.Tensor], denoising: bool) -> Numbers:
+    """Features, tokens, every layer, log-probabilities, loss and gradients of `model`."""
+    clean, noisy, lengths = batch
+    inputs: dict[str, Any] = {"input_signal": clean, "input_signal_length": lengths}
+    if denoising:
+        inputs |= {"noisy_input_signal": noisy, "noisy_input_signal_length": lengths}
+        inputs |= {"noise_signal": noisy, "noise_signal_length": lengths}
+    out: Numbers = {}
+    model.eval()
+    with torch.no_grad():
+        out["mel_clean"], out["mel_len"] = model.preprocessor(input_signal=clean, length=lengths)
+        out["mel_noisy"], _ = model.preprocessor(input_signal=noisy, length=lengths)
+        hooks = [
+            layer.register_forward_hook(lambda _m, _i, o, i=i: out.__setitem__(f"layer_{i}", o))
+            for i, layer in enumerate(model.encoder.layers)
+        ]
+        log_probs, encoded_len, masks, tokens = model(**inputs, apply_mask=False)
+        for hook in hooks:
+            hook.remove()
+        out["encoded"], _ = model.encoder(audio_signal=out["mel_noisy"], length=out["mel_len"])
+    out |= {"log_probs": log_probs, "encoded_len": encoded_len, "tokens": tokens}
+    mask = fixed_mask(model, masks, tokens)
+    with torch.no_grad():
+        out["loss"] = masked_loss(model, mask, log_probs, tokens, encoded_len)
+    silence_randomness(model)
+    model.train()
+    model.preprocessor.eval()  # no dither
+    model.zero_grad()
+    log_probs, encoded_len, _, tokens = model(**inputs, apply_mask=False)
+    masked_loss(model, mask, log_probs, tokens, encoded_len).backward()
+    out |= {f"grad/{name}": p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {key: value.detach().cpu().numpy() for key, value in out.items()}
+
+
+def fixed_mask(model: Any, masks: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """A mask (B, 1, T) over six tokens of each row: all that the loss needs."""
+    frames = masks.shape[2]
+    if model.pre_encoder is not None:
+        frames = tokens.shape[1]  # NeMo 2.7.3 returns (B, T, D) here, but its loss expects (B, D, T)
+    per_token = max(1, frames // tokens.shape[1])
+    mask = torch.zeros(masks.shape[0], 1, frames)
+    for row, start in enumerate((1, 5, 2)):
+        mask[row, :, start * per_token : (start + 6) * per_token] = 1.0
+    return mask
+
+
+def masked_loss(model: Any, mask: Any, log_probs: Any, tokens: Any, encoded_len: Any) -> Any:
+    # Causal subsampling can give one frame more than there are tokens; NeMo 2.7.3's loss then raises.
+    return model.loss(
+        masks=mask, decoder_outputs=log_probs[:, : tokens.shape[1]], targets=tokens, decoder_lengths=encoded_len
+    )
+
+
+def silence_randomness(model: Any) -> None:
+    """Disable dropout and stochastic depth, so that two programs can be compared in training mode."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    model.encoder.layer_drop_probs = [0.0] * len(model.encoder.layers)
+
+
+def save_nemo_numbers(path: str, out: str) -> None:
+    """Compute the numbers of a file with NeMo, and write them to `out`."""
+    from nemo.collections.asr.models.ssl_models import EncDecDenoiseMaskedTokenPredModel, EncDecMaskedTokenPredModel
+    from nemo.core.classes import ModelPT
+
+    config = ModelPT.restore_from(path, return_config=True)
+    denoising = str(config.target).endswith("EncDecDenoiseMaskedTokenPredModel")
+    kind = EncDecDenoiseMaskedTokenPredModel if denoising else EncDecMaskedTokenPredModel
+    model = kind.restore_from(path, map_location="cpu")
+    if model.pre_encoder is not None:
+        # NeMo 2.7.3 passes (B, D, T) to a module that expects (B, T, D) and raises; compare with what was intended.
+        subsample, mels = model.pre_encoder.pre_encode, model.cfg.preprocessor.features
+        forward = subsample.forward
+        subsample.forward = lambda x, lengths: forward(x if x.shape[2] == mels else x.transpose(1, 2), lengths)
+    np.savez(out, **stage_numbers(model, audio_batch(model.cfg.sample_rate), denoising))
+
+
+if __name__ == "__main__":
+    save_nemo_numbers(sys.argv[1], sys.argv[2])

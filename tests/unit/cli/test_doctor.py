@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 from pathlib import Path
 
@@ -79,6 +80,18 @@ def test_the_machine_is_checked_line_by_line(monkeypatch: pytest.MonkeyPatch) ->
     names = [finding.name for finding in check_machine(compose())]
     for name in ("config", "versions", "shared memory", "open files", "port", "stacks", "all_reduce"):
         assert name in names
+
+
+def test_the_check_needs_no_optional_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    def version(name: str) -> str:
+        if name == "torch":
+            return "2.13.0"
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    finding = machine_check._versions()
+    assert finding.state == GOOD
+    assert finding.what.endswith("torch 2.13.0")
 
 
 def test_something_bad_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:

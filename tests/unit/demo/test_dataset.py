@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import soundfile
 
-from nest_ssl.demo.dataset import DemoConfig, DemoFolder, make_demo
-from nest_ssl.demo.noises import NOISES
+from nest_ssl.demo.dataset import NOISES, DemoConfig, DemoFolder, coloured, make_demo
+from tests.unit.demo.spectra import energy_share
 
 SMALL = DemoConfig(num_train=5, num_val=2, num_noise=8, duration=1.0)
 
@@ -170,3 +170,28 @@ def test_the_working_folder_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
 def test_arguments_that_cannot_be_meant_are_refused(key: str, value: float, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(SMALL, **{key: value})  # type: ignore[arg-type]
+
+
+# ---- noises ----
+
+
+@pytest.mark.parametrize("name", NOISES)
+def test_a_noise_is_finite_has_its_length_and_repeats(name: str) -> None:
+    first, again, other = (NOISES[name](12_345, 16_000, np.random.default_rng(seed)) for seed in (1, 1, 2))
+    assert first.shape == (12_345,)
+    assert np.isfinite(first).all()
+    assert first.std() > 0
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+@pytest.mark.parametrize(("exponent", "fall_db"), [(0, 0.0), (1, 3.0), (2, 6.0)])
+def test_coloured_noise_falls_by_so_many_decibels_per_octave(exponent: float, fall_db: float) -> None:
+    power = np.abs(np.fft.rfft(coloured(2**18, exponent, np.random.default_rng(0)))) ** 2
+    octaves_db = [10 * np.log10(power[2**k : 2 ** (k + 1)].mean()) for k in range(8, 16)]
+    assert -np.diff(octaves_db).mean() == pytest.approx(fall_db, abs=0.3)
+
+
+def test_hum_is_that_of_the_mains() -> None:
+    hum = NOISES["hum"](160_000, 16_000, np.random.default_rng(0))
+    assert energy_share(hum, 45, 500) > 0.95

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from nest_ssl.config import EncoderConfig
+from nest_ssl.fast.encoder import fused_subsampling
 from nest_ssl.fast.ops.dropout import draw_seeds, keep_mask
-from nest_ssl.fast.subsampling import fused_subsampling
 from nest_ssl.modules.attention import RelPositionMultiHeadAttention
 from nest_ssl.modules.subsampling import ConvSubsampling
 

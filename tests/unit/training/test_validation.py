@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from nest_ssl import plugins
 from nest_ssl.config import DatasetConfig
 from nest_ssl.training.validation import validation_sets
 
@@ -30,6 +31,13 @@ def test_manifests_that_belong_together_are_one_set_without_a_name() -> None:
 def test_no_manifest_is_no_set() -> None:
     assert validation_sets(None) == {}
     assert validation_sets(dataclasses.replace(ONE, manifest_filepath=None)) == {}
+
+
+def test_a_registered_source_is_one_set_with_or_without_manifests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins.sources, "_things", {"elsewhere": object})
+    for manifests in (None, ["a.jsonl", "b.jsonl"]):
+        config = dataclasses.replace(ONE, manifest_filepath=manifests, source="elsewhere")
+        assert validation_sets(config) == {"": config}
 
 
 def test_shards_come_with_their_manifests() -> None:

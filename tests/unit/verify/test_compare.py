@@ -40,6 +40,19 @@ def test_an_interpreter_that_cannot_answer_is_named() -> None:
         ask_nemo(GOLDEN / "pre_conv.nemo", sys.executable)
 
 
+def test_an_interpreter_with_nemo_does_not_need_this_package() -> None:
+    lines = [
+        "import runpy, sys",
+        "sys.modules['nest_ssl'] = sys.modules['nemo'] = None",
+        "sys.argv = ['compare.py', 'model.nemo', 'out.npz']",
+        f"runpy.run_path({sys.modules[compare.__module__].__file__!r}, run_name='__main__')",
+    ]
+    done = subprocess.run([sys.executable, "-c", "; ".join(lines)], capture_output=True, text=True, check=False)
+    last_line = done.stderr.splitlines()[-1]
+    assert "ModuleNotFoundError" in last_line
+    assert "nemo" in last_line  # it came as far as NeMo itself
+
+
 def test_verify_compares_with_recorded_numbers_and_writes_the_page(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     done = run("verify", GOLDEN / "streaming.nemo", "--report", page)
