@@ -3,11 +3,11 @@
     pip install 'nest-ssl[lightning]'
     python examples/train_lightning.py model.train_ds.manifest_filepath=train.jsonl \
         model.validation_ds.manifest_filepath=valid.jsonl trainer.max_steps=1000
-    python examples/train_lightning.py … trainer.devices=2 trainer.strategy=ddp watchdog.enabled=false
+    python examples/train_lightning.py … trainer.devices=2 trainer.strategy=ddp
 
-The overrides are those of `nest-ssl pretrain`, and the losses are the same. Several ranks need
-watchdog.enabled=false, since Lightning's loop does not report its progress to the watchdog; on CPUs
-also trainer.sync_batchnorm=false, since Lightning synchronises batch norms on GPUs only.
+The overrides are those of `nest-ssl pretrain`, and the losses are the same. Lightning starts the ranks, and no watchdog
+looks after them. On CPUs several ranks need trainer.sync_batchnorm=false, since Lightning synchronises batch norms on
+GPUs only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nest_ssl.lightning import PretrainingModule
 from nest_ssl.training import hydra_runner, maybe_init_from_pretrained_checkpoint
 
 
-@hydra_runner(config_path="../src/nest_ssl/config/yaml", config_name="nest_fast-conformer")
+@hydra_runner(config_path="../src/nest_ssl/config/yaml", config_name="nest_fast-conformer", launch=False)
 def main(cfg: NestConfig) -> None:
     trainer = pl.Trainer(**cfg.trainer)
     use_run_folder(trainer, cfg)

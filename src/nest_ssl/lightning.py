@@ -19,6 +19,7 @@ from nest_ssl.config import DatasetConfig, NestConfig, parse
 from nest_ssl.config.model_section import unused_keys
 from nest_ssl.data import AudioNoiseBatch, PlannedLoader, build_loader
 from nest_ssl.data.randomness import Use, seed_everything
+from nest_ssl.launch.ranks import BEACON_VARIABLE
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
 from nest_ssl.nemo_file import nemo_config
 from nest_ssl.training.optimizers import build_optimizer
@@ -73,10 +74,10 @@ class PretrainingModule(pl.LightningModule):
 
     def setup(self, stage: str) -> None:
         """Refuse, on several ranks, what works only in our own loop."""
-        if self.world_size > 1 and self.cfg.watchdog.enabled is not False:
+        if BEACON_VARIABLE in os.environ:
             raise ValueError(
-                "watchdog.enabled: Lightning's loop does not report its progress to the watchdog, which would take the "
-                "ranks for stalled after watchdog.init_s. Add watchdog.enabled=false."
+                "nest_ssl.lightning: nest-ssl has launched this rank, and its watchdog would take it for stalled: "
+                "Lightning's loop reports no progress. Use hydra_runner(…, launch=False); Lightning starts the ranks."
             )
         if self.world_size > 1 and self.trainer._accelerator_connector.use_distributed_sampler:
             raise ValueError(

@@ -23,7 +23,7 @@ def test_losses_with_lightnings_trainer_equal_those_of_the_command(
         more += [f"trainer.strategy={'ddp' if ranks > 1 else 'auto'}", "trainer.sync_batchnorm=false"]
         return arguments(corpus, tmp_path, name, *more, "trainer.max_steps=7")
 
-    command = [sys.executable, str(SCRIPT), *options("lightning"), "watchdog.enabled=false"]
+    command = [sys.executable, str(SCRIPT), *options("lightning")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     done = run(options("command"))

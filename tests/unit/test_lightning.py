@@ -52,15 +52,16 @@ def test_ranks_are_those_of_the_trainer() -> None:
     assert (module.world_size, module.global_rank, module.local_rank) == (2, 0, 0)
 
 
-def test_the_watchdog_is_refused_on_two_ranks() -> None:
+def test_a_rank_under_our_own_watchdog_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     module = PretrainingModule(config())
-    module.trainer = trainer(2, "ddp", use_distributed_sampler=False)
-    with pytest.raises(ValueError, match=r"Add watchdog.enabled=false"):
+    module.trainer = trainer()
+    monkeypatch.setenv("NEST_SSL_BEACON", "/dev/shm/beacon")
+    with pytest.raises(ValueError, match=r"Use hydra_runner\(…, launch=False\)"):
         module.setup("fit")
 
 
 def test_lightnings_sampler_is_refused_on_two_ranks() -> None:
-    module = PretrainingModule(config("watchdog.enabled=false"))
+    module = PretrainingModule(config())
     module.trainer = trainer(2, "ddp")
     with pytest.raises(ValueError, match=r"Use Trainer\(use_distributed_sampler=False\)"):
         module.setup("fit")

@@ -44,13 +44,14 @@ def pretrain(cfg: NestConfig) -> None:
 
 
 def hydra_runner(
-    config_path: str | None = None, config_name: str = DEFAULT_CONFIG
+    config_path: str | None = None, config_name: str = DEFAULT_CONFIG, *, launch: bool = True
 ) -> Callable[[Main], Callable[[], None]]:
     """A decorator for `main(cfg)`: composes the configuration from the command line, starts the ranks, and calls it.
 
     The command line is Hydra's: `python train.py --config-name=nest_demo trainer.max_steps=100`. A relative
     `config_path` is relative to the file of `main`, as in NeMo; without one, the configurations of the package count.
-    The program ends with the exit code of the run: 0 finished, 75 ended but resumable, 1 needs a person.
+    The program ends with the exit code of the run: 0 finished, 75 ended but resumable, 1 needs a person. Without
+    `launch` it only composes and calls `main(cfg)`, for programs whose trainer starts the ranks itself, as Lightning's.
     """
 
     def decorate(main: Main) -> Callable[[], None]:
@@ -62,6 +63,9 @@ def hydra_runner(
                 folder, name, overrides = _command_line(sys.argv[1:], script, config_path, config_name)
                 with ranks.as_rank_zero():
                     cfg = compose(name, overrides, folder)
+                if not launch:
+                    main(cfg)
+                    return
                 command = [sys.executable, str(script.absolute())]
                 outcome = run(cfg, main, Command(command, sys.argv[1:]))
             except (ValueError, OSError, RuntimeError) as error:
