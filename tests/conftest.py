@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib import metadata
 
 # MKL picks its FFT by processor, and their roundings differ by up to 1.4e-4 in a log-mel value, NeMo against itself
 # too. The recordings were made with this one, which every processor has.
@@ -11,3 +12,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as the program sets it, see cli/main.py
 # Some virtual machines announce AMX and fault on its first use (a bf16 product dies with SIGILL).
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
+
+# Lightning is an extra: these test its adapter.
+collect_ignore = ["unit/test_lightning.py", "integration/test_train_lightning.py"]
+if any(distribution.metadata["Name"] == "lightning" for distribution in metadata.distributions()):
+    collect_ignore.clear()

@@ -252,6 +252,10 @@ def said(run: Run, pattern: str) -> str:
     return found[0]
 
 
-def agreed_step(saved: dict[str, Any]) -> int:
-    """The step that ranks agreed to stop at, from what they saved: one more if they left a validation for it."""
-    return int(saved["global_step"]) + int(saved["progress"]["validation_is_due"])
+def check_stopped_as_agreed(run: Run, saved: dict[str, Any]) -> str:
+    """The ranks saved at the step they agreed on, or before it, in the validation that they left; what was said."""
+    told = said(run, r"nest-ssl: \w+: (?:all ranks )?will save and exit by step \d+")
+    agreed, step = int(told.rpartition(" ")[2]), int(saved["global_step"])
+    assert step < agreed if saved["progress"]["validation_is_due"] else step == agreed, told
+    assert f"saved and stopped after step {step}" in run.stderr
+    return told

@@ -11,7 +11,15 @@ import pytest
 import torch
 
 from nest_ssl.launch.launcher import free_port
-from tests.faults.harness import FLOOR_S, Lab, Run, agreed_step, check_nothing_left, check_same_losses, noise_s
+from tests.faults.harness import (
+    FLOOR_S,
+    Lab,
+    Run,
+    check_nothing_left,
+    check_same_losses,
+    check_stopped_as_agreed,
+    noise_s,
+)
 
 TORCHRUN = [
     sys.executable,
@@ -103,4 +111,4 @@ def test_two_nodes_stop_together(lab: Lab, whole: Path) -> None:
         assert run.returncode == 75, run.stderr[-4000:]
         check_nothing_left(run)
     saved = torch.load(runs[0].run_dir / "checkpoints" / "last.ckpt", map_location="meta", weights_only=True)
-    assert f"all ranks will save and exit by step {agreed_step(saved)}" in runs[0].stderr
+    check_stopped_as_agreed(runs[0], saved)

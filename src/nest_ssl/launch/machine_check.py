@@ -52,7 +52,7 @@ def _sync(cfg: NestConfig) -> Finding:
     what = f"model.encoder.sync_max_audio_length: {str(value).lower()}; "
     what += "it has no effect: positions are computed without a collective"
     if cfg.trainer.sync_batchnorm:
-        what += ". trainer.sync_batchnorm: true makes all ranks wait for each other twice per conformer layer, on GPUs"
+        what += ". trainer.sync_batchnorm: true makes all ranks wait for each other twice per conformer layer"
     return Finding(GOOD, "config", what)
 
 
