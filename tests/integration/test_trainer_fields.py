@@ -132,26 +132,26 @@ def test_gradients_are_clipped(corpus: Path, tmp_path: Path, algorithm: str) -> 
     assert float(size) == pytest.approx(most, rel=1e-3)
 
 
-@pytest.mark.parametrize(("precision", "tolerance"), [("bf16", 3e-2), ("bf16-mixed", 3e-2), (16, 1e-2)])
-def test_precisions_train_to_nearly_the_same_losses(
-    corpus: Path, tmp_path: Path, precision: str, tolerance: float
-) -> None:
-    full = losses(train(corpus, tmp_path, "full", "trainer.max_steps=4") / "metrics.csv")
-    low = losses(
-        train(corpus, tmp_path, "low", "trainer.max_steps=4", f"trainer.precision={precision}") / "metrics.csv"
-    )
+@pytest.mark.parametrize("precision", ["bf16", "bf16-mixed", 16])
+def test_precisions_train_to_nearly_the_same_losses(corpus: Path, tmp_path: Path, precision: str | int) -> None:
+    full = losses(train(corpus, tmp_path, "full", "trainer.max_steps=8") / "metrics.csv")
+    lower = f"trainer.precision={precision}"
+    low = losses(train(corpus, tmp_path, "low", "trainer.max_steps=8", lower) / "metrics.csv")
     assert low != full
-    for step, value in full.items():
-        assert float(low[step]) == pytest.approx(float(value), rel=tolerance)
+    assert float(low[0]) == pytest.approx(float(full[0]), rel=1e-2)
+    for step, value in full.items():  # float16 skips its first updates, until its scale fits
+        assert float(low[step]) == pytest.approx(float(value), rel=0.1)
 
 
 def test_scaled_gradients_are_unscaled_before_they_are_clipped(corpus: Path, tmp_path: Path) -> None:
-    """In float16 the loss is scaled by up to 65536: clipping scaled gradients would stop training."""
-    clip = ("trainer.max_steps=4", "trainer.gradient_clip_val=1000")
-    full = losses(train(corpus, tmp_path, "full", *clip) / "metrics.csv")
-    low = losses(train(corpus, tmp_path, "low", *clip, "trainer.precision=16") / "metrics.csv")
-    for step, value in full.items():
-        assert float(low[step]) == pytest.approx(float(value), rel=1e-2)
+    """In float16 the loss is scaled by up to 65536: clipping scaled gradients would all but stop training."""
+    sgd = ("model.optim.name=sgd", "~model.optim.betas", "model.optim.weight_decay=0", "~model.optim.sched")
+    common = (*sgd, "~model.validation_ds", "trainer.precision=16", "trainer.gradient_clip_val=1e-3")
+    start = weights(train(corpus, tmp_path, "start", *common, "model.optim.lr=0", "trainer.max_steps=1"))
+    moved = weights(train(corpus, tmp_path, "moved", *common, "model.optim.lr=1", "trainer.max_steps=6"))
+    trained = [name for name in start if start[name].is_floating_point() and "running" not in name]
+    distance = torch.cat([(start[name] - moved[name]).flatten().double() for name in trained]).norm()
+    assert 1e-3 < float(distance) <= 6.1e-3  # several steps of 1e-3, in nearly one direction
 
 
 def test_a_run_in_float16_resumes_with_its_scale(corpus: Path, tmp_path: Path) -> None:

@@ -41,6 +41,17 @@ class Schedule(LRScheduler):
                 group.setdefault("initial_lr", group["lr"])
         super().__init__(optimizer, last_epoch)
 
+    def step(self, epoch: int | None = None) -> None:
+        """Go to the next step. Torch's own would warn where a float16 run skips its first updates."""
+        self._step_count += 1
+        self.last_epoch = self.last_epoch + 1 if epoch is None else epoch
+        self._set_rates()
+
+    def _set_rates(self) -> None:
+        self._last_lr = self.get_lr()
+        for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
+            group["lr"] = rate
+
     def rate(self, base_lr: float, step: int) -> float:
         """The learning rate after `step` optimizer steps for a group whose peak rate is `base_lr`."""
         if 0 < self.warmup_steps >= step:
@@ -71,9 +82,7 @@ class Schedule(LRScheduler):
             log.warning("the schedule is not that of the checkpoint; the new one holds: %s", ", ".join(sorted(changed)))
         self.last_epoch = state_dict["last_epoch"]
         self._step_count = state_dict["_step_count"]
-        self._last_lr = self.get_lr()
-        for group, rate in zip(self.optimizer.param_groups, self._last_lr, strict=True):
-            group["lr"] = rate
+        self._set_rates()
 
     def settings(self) -> dict[str, Any]:
         """What decides the curve."""

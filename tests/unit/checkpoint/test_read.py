@@ -62,7 +62,7 @@ def test_a_file_trained_in_ways_only_nemo_knows_still_loads(tmp_path: Path, capl
     }
     model = load(saved(tmp_path / "last.ckpt", {"cfg": section}))
     assert model.cfg.train_ds is None
-    assert "model.train_ds of the file is left out" in caplog.text
+    assert "model.train_ds in the file is ignored" in caplog.text
     assert "batch_duration" in caplog.text
 
 
