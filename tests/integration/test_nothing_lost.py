@@ -86,3 +86,20 @@ def test_a_validation_that_has_been_done_is_not_repeated(corpus: Path, tmp_path:
     rows = (tmp_path / "run" / "metrics.csv").read_text().splitlines()
     place = rows[0].split(",").index("val_loss")
     assert [row.split(",")[0] for row in rows[1:] if row.split(",")[place]] == ["5"]
+
+
+def test_a_run_killed_in_its_last_validation_ends_like_a_whole_one(corpus: Path, tmp_path: Path) -> None:
+    args = arguments(corpus, tmp_path, "run", NOTHING_ELSE_SAVES, "trainer.max_steps=6")
+    kill = "import os, signal\nfrom nest_ssl.training.validation import Validation\n"
+    kill += "Validation._metrics = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+    program = kill + "import sys\nfrom nest_ssl.cli.main import main\nmain(['pretrain', *sys.argv[1:]])"
+    killed = subprocess.run([sys.executable, "-c", program, *args], capture_output=True, text=True, check=False)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
+    for name in ("run", "whole", "run"):  # the last time there is nothing left to do
+        done = run(arguments(corpus, tmp_path, name, NOTHING_ELSE_SAVES, "trainer.max_steps=6"))
+        assert done.returncode == 0, done.stderr[-3000:]
+    rows = [(tmp_path / name / "metrics.csv").read_text().splitlines() for name in ("run", "whole")]
+    assert len(rows[0]) == len(rows[1])  # nothing is missing, nothing is there twice
+    for column in ("train_loss", "val_loss", "train_loss_epoch"):
+        assert losses(tmp_path / "run" / "metrics.csv", column) == losses(tmp_path / "whole" / "metrics.csv", column)
+        assert losses(tmp_path / "run" / "metrics.csv", column)

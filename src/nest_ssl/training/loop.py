@@ -193,6 +193,8 @@ class Loop:
         self.watch.training_begins(self.state.step)
         if self.state.validation_is_due and self.validation is not None:
             self._validate(self.validation)  # it was due when the checkpoint was written
+        if self.state.epoch_is_over:
+            self._end_epoch()
         while not self.is_done():
             self._run_epoch()
         self._look_back()
@@ -202,16 +204,15 @@ class Loop:
         self.progress.end(self.state.step)
 
     def _run_epoch(self) -> None:
-        state = self.state
-        if not state.epoch_is_over:
-            for number, batch, is_last in self._batches():
-                self._train_on(batch, number, is_last)
-                if self.is_done():
-                    break
-        if state.epoch_is_over or self.is_done():
+        """Train to the end of the epoch, or of the run."""
+        for number, batch, is_last in self._batches():
+            self._train_on(batch, number, is_last)
+            if self.is_done():
+                break
+        if self.state.epoch_is_over:
+            self._end_epoch()
+        else:
             self._log_epoch()
-        if state.epoch_is_over:
-            self._close_epoch()
 
     def _train_on(self, batch: AudioNoiseBatch, number: int, is_last: bool) -> None:
         """One batch, and whatever is due after it."""
@@ -456,9 +457,10 @@ class Loop:
         if reason is not None:
             self.stop_reason = reason
 
-    def _close_epoch(self) -> None:
+    def _end_epoch(self) -> None:
         """The epoch is over and validated: look at what is known only now, and turn to the next."""
         state = self.state
+        self._log_epoch()
         known = {**_read(self._last), **self.loggers.latest, **_read(state.means.means())}
         looks = self.early_stopping is not None and self.early_stopping.looks_at_epoch_end
         if self.early_stopping is not None and looks:
