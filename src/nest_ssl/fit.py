@@ -1,8 +1,8 @@
-"""The largest batches that a card holds, found by trying: NeMo's OOMptimizer is the peer.
+"""`nest-ssl fit`: the largest batches that fit on a GPU, found by trying; NeMo's counterpart is OOMptimizer.
 
 A trial is two whole training steps (forward, backward, optimizer) on random audio of a bucket's longest duration.
-Graphs keep a copy of the gradients, so that much memory is set aside; what else a run needs beside its steps
-(validation, other shapes) is what the limit leaves free.
+Graphs keep a copy of the gradients, so that much memory is set aside. Validation and other shapes have to fit into
+what `--memory-share` leaves free.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def bucket_durations(dataset: DatasetConfig) -> list[float]:
     """The longest duration of each bucket: the configured ones, or halves of the longest utterance down to 4 s."""
     longest_s = dataset.max_duration
     if longest_s is None:
-        raise ValueError("model.train_ds.max_duration: say how long utterances may be, in seconds.")
+        raise ValueError("model.train_ds.max_duration: not set. Give the longest utterance to train on, in seconds.")
     if dataset.bucket_duration_bins is not None:
         return [*(edge for edge in dataset.bucket_duration_bins if edge < longest_s), longest_s]
     durations = [longest_s]
@@ -93,7 +93,7 @@ def overrides_for(buckets: list[Bucket]) -> list[str]:
 
 
 class TrainingTrial:
-    """Trains a model of the configuration for two steps, and says whether the memory was enough."""
+    """Trains a model of the configuration for two steps, and tells whether the memory was enough."""
 
     def __init__(self, cfg: NestConfig, device: torch.device) -> None:
         self.device, self.sample_rate = device, cfg.model.sample_rate
