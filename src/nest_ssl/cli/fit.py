@@ -22,10 +22,11 @@ def fit(
 
     cfg = compose(config_name, overrides or [], config_path)
 
+    from nest_ssl.files import replace_text
     from nest_ssl.fit import fit as run
     from nest_ssl.fit import overrides_for
 
     lines = overrides_for(run(cfg, memory_share=memory_share, most=most))
     typer.echo("\n".join(lines))
     if output is not None:
-        output.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        replace_text(output, "".join(f"{line}\n" for line in lines))

@@ -22,6 +22,7 @@ import soxr
 
 from nest_ssl.demo.formants import RATE_HZ, speak_formants
 from nest_ssl.demo.voices import LANGUAGES, Synthesizer, at_level, find_synthesizer, random_text, random_voice, say
+from nest_ssl.files import replace_text
 
 RECORD = "demo.json"
 PARTS = ("train", "valid", "noise")
@@ -101,7 +102,7 @@ def make_demo(
         part.mkdir(parents=True)
         _write(part, config, voices, num_threads, report)
         record["synthesizer_version"] = voices.version
-        (part / RECORD).write_text(json.dumps(record, indent=1) + "\n")
+        replace_text(part / RECORD, json.dumps(record, indent=1) + "\n")
         if folder.exists():
             folder.rename(old)
         part.rename(folder)
@@ -189,7 +190,7 @@ def _write(folder: Path, config: DemoConfig, voices: Synthesizer, num_threads: i
         lines = [
             json.dumps(entry, ensure_ascii=False) for job, entry in zip(jobs, entries, strict=True) if job[0] == part
         ]
-        (folder / f"{part}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        replace_text(folder / f"{part}.jsonl", "\n".join(lines) + "\n")
 
 
 def _counted(entries: Iterable[dict[str, Any]], total: int, report: Report) -> Iterable[dict[str, Any]]:

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from nest_ssl.files import replace_text
 from nest_ssl.run_folder import INCIDENTS
 from nest_ssl.watchdog.beacon import NO_STEP
 from nest_ssl.watchdog.exchange import Follower, Leader, NodeReport
@@ -182,7 +183,7 @@ class Monitor:
             write_incident(incident, self.run_dir)
             self.node.keep_evidence(folder)
             if failure is not None:
-                (folder / "traceback.txt").write_text(failure.traceback)
+                replace_text(folder / "traceback.txt", failure.traceback, sync=False)
         except OSError as error:
             say(f"nest-ssl: {folder}: the evidence could not be written: {error.strerror or error}")
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from nest_ssl.files import replace_text
 from nest_ssl.watchdog.judge import flight
 from nest_ssl.watchdog.judge.flight import Flight, read_flight
 from nest_ssl.watchdog.rows import RankRow
@@ -45,7 +46,7 @@ def write_stacks(processes: Mapping[str, int], folder: Path, beacon_folder: Path
     """Write the stacks of all processes to `folder`, one file each."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in read_stacks(processes, beacon_folder).items():
-        (folder / f"{name}.txt").write_text(text)
+        replace_text(folder / f"{name}.txt", text, sync=False)
 
 
 def read_stacks(processes: Mapping[str, int], beacon_folder: Path) -> dict[str, str]:
@@ -141,7 +142,7 @@ def write_facts(rows: list[RankRow], folder: Path, node: int = 0) -> None:
     _write(folder / f"memory{of_node}.json", {**memory_facts(), "/dev/shm": _disk("/dev/shm"), "loadavg": loadavg})
     gpus = gpu_text()
     if gpus:
-        (folder / f"gpus{of_node}.txt").write_text(gpus)
+        replace_text(folder / f"gpus{of_node}.txt", gpus, sync=False)
 
 
 def gpu_text() -> str:
@@ -168,4 +169,4 @@ def _disk(path: str) -> str:
 
 
 def _write(path: Path, content: Any) -> None:
-    path.write_text(json.dumps(content, indent=1))
+    replace_text(path, json.dumps(content, indent=1), sync=False)

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from nest_ssl.files import replacing
+from nest_ssl.files import replace_text
 from nest_ssl.run_folder import INCIDENTS, RunFolder
 from nest_ssl.watchdog.judge.blame import Verdict
 from nest_ssl.watchdog.rank import NEEDS_A_PERSON, RESUMABLE, InitPart, Stage, part_label
@@ -302,10 +302,9 @@ def write_incident(incident: Incident, run_dir: Path) -> Path:
     """Write `incidents/NAME.json` and `NAME.txt`; return the path of the JSON, which appears whole."""
     folder = run_dir / INCIDENTS
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{incident.name}.txt").write_text(incident.text + "\n")
+    replace_text(folder / f"{incident.name}.txt", incident.text + "\n", sync=False)
     path = folder / f"{incident.name}.json"
-    with replacing(path, sync=False) as file:
-        file.write(json.dumps(asdict(incident), indent=1).encode())
+    replace_text(path, json.dumps(asdict(incident), indent=1), sync=False)
     return path
 
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nest_ssl.files import replacing
+from nest_ssl.files import replace_text, replacing
 from nest_ssl.run_folder import HPARAMS, RunFolder
 from nest_ssl.watchdog.beacon import Beacon
 from nest_ssl.watchdog.report.incident import read_incidents
@@ -47,7 +47,7 @@ class Settings:
     """When this node's ranks were started, in seconds since 1970."""
 
     def write(self, path: Path) -> None:
-        path.write_text(json.dumps(asdict(self)))
+        replace_text(path, json.dumps(asdict(self)), sync=False)
 
     @classmethod
     def read(cls, path: Path) -> Settings:
