@@ -256,6 +256,6 @@ def check_stopped_as_agreed(run: Run, saved: dict[str, Any]) -> str:
     """The ranks saved at the step they agreed on, or before it, in the validation that they left; what was said."""
     told = said(run, r"nest-ssl: \w+: (?:all ranks )?will save and exit by step \d+")
     agreed, step = int(told.rpartition(" ")[2]), int(saved["global_step"])
-    assert step < agreed if saved["progress"]["validation_is_due"] else step == agreed, told
+    assert step == agreed or (step < agreed and saved["progress"]["validation_is_due"]), f"{told}, saved after {step}"
     assert f"saved and stopped after step {step}" in run.stderr
     return told
