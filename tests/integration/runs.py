@@ -16,9 +16,10 @@ import soundfile
 
 from nest_ssl.config import compose
 from nest_ssl.data.randomness import Use, seed_everything
+from nest_ssl.launch.ranks import ALONE
 from nest_ssl.training import experiment
 from nest_ssl.training.run import pretrain
-from nest_ssl.training.trainer import ALONE, Run, current_run
+from nest_ssl.training.trainer import Run, current_run
 
 PROGRAM = [sys.executable, "-m", "nest_ssl", "pretrain"]
 

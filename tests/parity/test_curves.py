@@ -7,13 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from nest_ssl import EncDecDenoiseMaskedTokenPredModel, load
-from nest_ssl.config import OptimConfig, parse
-from nest_ssl.training.optimizers import build_optimizer
-from nest_ssl.training.schedules import build_schedule
-from tests.parity import curve_cases, training_case
+from nest_ssl import load
+from tests.parity import curve_cases
+from tests.parity.test_training import train
 
 
 @pytest.fixture
@@ -28,27 +25,7 @@ def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
 def test_fifty_steps_follow_nemos_losses_to_1e_5(
     warmup_steps: int, num_threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = load(training_case.START).train()
-    assert isinstance(model, EncDecDenoiseMaskedTokenPredModel)
-    cfg = parse(OptimConfig, curve_cases.optim(warmup_steps), "optim")
-    assert cfg.sched is not None
-    optimizer = build_optimizer(model, cfg)
-    schedule = build_schedule(optimizer, cfg.sched)
-    losses, rates = [], []
-    for step in range(training_case.NUM_STEPS):
-
-        def given(lengths_B: Tensor, num_frames: int, *, generator: object, step: int = step) -> Tensor:
-            return training_case.mask(step, lengths_B, num_frames)
-
-        monkeypatch.setattr(model.mask_processor, "draw", given)
-        b = curve_cases.batch(step)
-        loss = model.masked_loss(b["audio"], b["audio_len"], b["noisy_audio"], b["noisy_audio_len"]).loss
-        rates.append(optimizer.param_groups[0]["lr"])
-        losses.append(loss.item())
-        optimizer.zero_grad()
-        torch.autograd.backward(loss)
-        optimizer.step()
-        schedule.step()
+    losses, rates = train(curve_cases.optim(warmup_steps), curve_cases.batch, monkeypatch)
     with np.load(curve_cases.RECORDED) as recorded:
         np.testing.assert_allclose(rates, recorded[f"rates_{warmup_steps}"], rtol=1e-12)
         nemo = recorded[f"losses_{warmup_steps}_{num_threads}"]

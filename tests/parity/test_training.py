@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -14,10 +17,13 @@ from nest_ssl.training.schedules import build_schedule
 from tests.parity import training_case
 
 
-def test_fifty_steps_follow_nemos_losses_and_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+def train(
+    optim: dict[str, Any], batch: Callable[[int], dict[str, Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[float], list[float]]:
+    """Losses and rates of fifty steps with given batches and masks."""
     model = load(training_case.START).train()
     assert isinstance(model, EncDecDenoiseMaskedTokenPredModel)
-    cfg = parse(OptimConfig, training_case.OPTIM, "optim")
+    cfg = parse(OptimConfig, optim, "optim")
     assert cfg.sched is not None
     optimizer = build_optimizer(model, cfg)
     schedule = build_schedule(optimizer, cfg.sched)
@@ -28,7 +34,7 @@ def test_fifty_steps_follow_nemos_losses_and_rates(monkeypatch: pytest.MonkeyPat
             return training_case.mask(step, lengths_B, num_frames)
 
         monkeypatch.setattr(model.mask_processor, "draw", given)
-        b = training_case.batch(step)
+        b = batch(step)
         loss = model.masked_loss(b["audio"], b["audio_len"], b["noisy_audio"], b["noisy_audio_len"]).loss
         rates.append(optimizer.param_groups[0]["lr"])
         losses.append(loss.item())
@@ -36,6 +42,11 @@ def test_fifty_steps_follow_nemos_losses_and_rates(monkeypatch: pytest.MonkeyPat
         torch.autograd.backward(loss)
         optimizer.step()
         schedule.step()
+    return losses, rates
+
+
+def test_fifty_steps_follow_nemos_losses_and_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    losses, rates = train(training_case.OPTIM, training_case.batch, monkeypatch)
     with np.load(training_case.RECORDED) as recorded:
         np.testing.assert_allclose(rates, recorded["rates"], rtol=1e-12)
         np.testing.assert_allclose(losses, recorded["losses"], rtol=1e-4)

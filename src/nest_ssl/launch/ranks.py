@@ -14,6 +14,8 @@ BEACON_VARIABLE = "NEST_SSL_BEACON"
 LAUNCHER_VARIABLE = "NEST_SSL_LAUNCHER"
 """The launcher's process id."""
 DEFAULT_PORT = 29500
+ALONE = RankFacts(0, 0, 1, 1, 0, "nobody", "127.0.0.1", DEFAULT_PORT)
+"""A process that nobody has launched as one of several ranks."""
 
 
 def from_environment(env: Mapping[str, str], devices: int) -> RankFacts | None:

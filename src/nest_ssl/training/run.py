@@ -142,7 +142,7 @@ def run(cfg: NestConfig, main: Main, command: Command) -> Outcome:
         return Outcome(code, folder.path, speaks=os.environ.get("NODE_RANK", "0") == "0")
     if facts is not None:
         facts.check_against(per_node, trainer.num_nodes)
-    facts = facts or RankFacts(0, 0, 1, 1, 0, "nobody", "127.0.0.1", ranks.DEFAULT_PORT)
+    facts = facts or ranks.ALONE
     code = _train(cfg, main, command, facts, folder)
     return Outcome(code, folder.path, speaks=facts.rank == 0 and facts.launcher != "nest-ssl")
 

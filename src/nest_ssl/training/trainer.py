@@ -18,7 +18,7 @@ from nest_ssl.config import CheckpointConfig, DatasetConfig, ExperimentConfig, N
 from nest_ssl.config.training import PRECISIONS
 from nest_ssl.data import PlannedLoader, build_loader
 from nest_ssl.fast.engine import accelerate
-from nest_ssl.launch.ranks import DEFAULT_PORT, from_environment
+from nest_ssl.launch.ranks import ALONE, from_environment
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
 from nest_ssl.run_folder import RunFolder, forget_after, logged_at, ranks_per_node
 from nest_ssl.training import experiment
@@ -38,8 +38,6 @@ from nest_ssl.watchdog.agent import RankAgent
 from nest_ssl.watchdog.rank import InitPart, RankFacts, Stage
 
 log = logging.getLogger(__name__)
-
-ALONE = RankFacts(0, 0, 1, 1, 0, "nobody", "127.0.0.1", DEFAULT_PORT)
 
 
 @dataclass
