@@ -122,8 +122,9 @@ class Watch:
 
     def forward_begins(self) -> None:
         """To be called right before a batch is launched, captured or not, on the stream that it is launched on."""
-        self.enter(Stage.ENCODER)  # the hooks say it more exactly, but a step that is one CUDA graph calls none
-        if self.gpu is not None and self.agent is not None:
+        if self.gpu is None or self.agent is None:
+            self.enter(Stage.ENCODER)  # the hooks say it more exactly, but a step that is one CUDA graph calls none
+        else:  # then the GPU says it, and its host is transferring until all is launched
             self.gpu.batch_begins(self.agent.mark.step)
 
     def step_begins_on_gpu(self) -> None:

@@ -7,6 +7,7 @@ workers, or the rank when it has none.
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
 import faulthandler
 import json
@@ -142,11 +143,14 @@ class RankAgent:
             time.sleep(BEAT_EVERY_S)
 
     def _dump_collectives(self) -> None:
-        """Write torch's flight recorder as JSON; its pickled form cannot be read back for gloo."""
+        """Write torch's flight recorders as JSON; their pickled form cannot be read back for gloo."""
         try:
-            from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]
+            import torch._C._distributed_c10d as c10d
 
-            content = bytes(_dump_fr_trace_json())
+            # NCCL has a recorder of its own, in builds with CUDA.
+            dumps = [getattr(c10d, name, None) for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json")]
+            recorded: list[dict[str, Any]] = [json.loads(dump()) for dump in dumps if dump is not None]
+            content = json.dumps(dict(collections.ChainMap({"entries": flight.merged(recorded)}, *recorded))).encode()
         except (ImportError, RuntimeError) as error:  # a torch without it: blame goes by stages alone
             content = json.dumps({"error": str(error)}).encode()
         with (
