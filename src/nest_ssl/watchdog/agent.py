@@ -29,6 +29,8 @@ from nest_ssl.watchdog.rank import FINISHED, RESUMABLE, RankFacts, RankState
 from nest_ssl.watchdog.report.evidence import fault_file
 from nest_ssl.watchdog.system import (
     DISK_ANSWERS_S,
+    LESS_MEMORY,
+    OomKiller,
     allow_inspection,
     die_with_parent,
     say,
@@ -62,6 +64,7 @@ class RankAgent:
         """Restart the monitor if it is gone; set in the rank that started it."""
         self.close: Callable[[], None] = lambda: None
         """Let `nest-ssl doctor` read how a run without a monitor ended, and remove its beacon."""
+        self.oom_killer = OomKiller()
         self._stack_file: Any = None
         self._pid = os.getpid()
 
@@ -168,6 +171,11 @@ class RankAgent:
         self.mark.state = RankState.FAILED
         if self.has_monitor:
             time.sleep(HOLD_S)
+
+    def why_killed(self, error: BaseException) -> str:
+        """Return what to say of a worker that the kernel's OOM killer has ended; where there is a monitor, it does."""
+        why = self.oom_killer.text() if "is killed by signal: Killed" in str(error) else ""
+        return f"{str(error).strip(' .')}: {why}. {LESS_MEMORY.capitalize()}." if why else ""
 
 
 class ReadReport:

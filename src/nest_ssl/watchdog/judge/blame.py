@@ -17,6 +17,7 @@ from nest_ssl.watchdog.judge.failure import Failure
 from nest_ssl.watchdog.judge.flight import Collective, CollectiveFault, Flight, find_fault, last_call, open_call
 from nest_ssl.watchdog.rank import RankState, Stage
 from nest_ssl.watchdog.rows import GpuRow, RankRow, WorkerRow
+from nest_ssl.watchdog.system import KILLED
 
 GIL_S = 1.5
 """A rank's own thread runs four times a second; if it is this late, something holds the GIL."""
@@ -34,8 +35,9 @@ class Verdict:
     """What is wrong, and which ranks caused it."""
 
     kind: str
-    """died, failed, out-of-memory, worker-died, stopped, worker-stopped, file, never-joined, left-early, gil, missing,
-    diverged, unfinished, stalled; from the GPUs' marks host-late, gpu-stuck, gpu-ahead or gpu-unfinished."""
+    """died, host-memory, failed, out-of-memory, worker-died, stopped, worker-stopped, file, never-joined, left-early,
+    gil, missing, diverged, unfinished, stalled; from the GPUs' marks host-late, gpu-stuck, gpu-ahead, gpu-unfinished.
+    """
     culprits: list[RankRow]
     stalled_s: float = 0.0
     worker: WorkerRow | None = None
@@ -92,7 +94,9 @@ def judge_dead(rows: Sequence[RankRow], failures: Mapping[int, Failure]) -> Verd
         failure = min(primary, key=lambda failure: failure.monotonic_ns)
         return _failed(by_rank[failure.rank], failure, rows)
     if died:
-        return Verdict("died", died, waiting=[row for row in rows if not row.is_gone])
+        waiting = [row for row in rows if not row.is_gone]
+        killed = [row for row in died if row.exit_status in (None, KILLED) and row.oom_killer]
+        return Verdict("host-memory", killed, waiting=waiting) if killed else Verdict("died", died, waiting=waiting)
     mute = [row for row in rows if row.state is RankState.FAILED and row.rank not in failures]
     if mute:
         message = "an exception that it could not write down: is /dev/shm full?"
@@ -149,7 +153,9 @@ def _failed(row: RankRow, failure: Failure, rows: Sequence[RankRow]) -> Verdict:
         worker = dead_worker or next((w for w in row.workers if w.process in ("", "Z")), None)
         # torch raises it wherever the rank happens to be: the stage that failed is data.
         row = replace(row, stage=Stage.DATA, part=0)
-        return Verdict("worker-died", [row], worker=worker, failure=failure, waiting=waiting)
+        by_oom_killer = row.oom_killer and "killed by signal: Killed" in failure.message
+        kind = "host-memory" if by_oom_killer else "worker-died"
+        return Verdict(kind, [row], worker=worker, failure=failure, waiting=waiting)
     absent = re.search(r"Ranks? ([\d, ]+) failed to pass monitoredBarrier", failure.message)
     if absent is not None:  # debug.barrier: rank 0 lists who did not arrive
         ranks = {int(number) for number in absent[1].replace(",", " ").split()}

@@ -20,7 +20,7 @@ from nest_ssl.run_folder import INCIDENTS, RunFolder
 from nest_ssl.watchdog.judge.blame import ON_GPU, Verdict
 from nest_ssl.watchdog.rank import NEEDS_A_PERSON, RESUMABLE, InitPart, Stage, part_label
 from nest_ssl.watchdog.rows import GpuRow, RankRow, WorkerRow
-from nest_ssl.watchdog.system import DISK_ANSWERS_S, PROCESS_STATES, signal_name, within
+from nest_ssl.watchdog.system import DISK_ANSWERS_S, LESS_MEMORY, PROCESS_STATES, signal_name, within
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,11 @@ class Incident:
 
 
 def exit_code_of(verdict: Verdict) -> int:
-    """Return the job's exit code: an exception would recur; after anything else the same command resumes."""
-    if verdict.kind == "out-of-memory" or (verdict.kind == "failed" and not _lost_peer(verdict)):
+    """Return the job's exit code: an exception would recur; after anything else the same command resumes.
+
+    Memory that ran out counts as the latter: the next batches are other ones, and the report says what to set.
+    """
+    if verdict.kind == "failed" and not _lost_peer(verdict):
         return NEEDS_A_PERSON
     if verdict.kind == "died" and (verdict.row.exit_status or 0) > 0:
         return NEEDS_A_PERSON
@@ -141,6 +144,7 @@ def headline(verdict: Verdict) -> str:
         "died": "died",
         "failed": "failed",
         "out-of-memory": "ran out of memory",
+        "host-memory": "ran out of host memory",
         "worker-died": "lost a DataLoader worker",
         "stopped": "were stopped by a signal" if len(verdict.ranks) > 1 else "was stopped by a signal",
         "worker-stopped": "is waiting for a DataLoader worker that was stopped",
@@ -163,7 +167,12 @@ def cause(verdict: Verdict) -> str:
     kind = verdict.kind
     if kind == "died":
         return _why_it_died(row)
-    if failure is not None and kind in ("failed", "out-of-memory"):
+    if kind == "host-memory":
+        killed = f"process {row.pid}" if failure is None else "a DataLoader worker"
+        return f"{killed if verdict.worker is None else _name_of(verdict.worker)} was killed: {row.oom_killer}"
+    if failure is not None and kind == "out-of-memory":
+        return f"{failure.type}: {' '.join(failure.message.split())[:800]}"
+    if failure is not None and kind == "failed":
         first_line = failure.message.strip().splitlines()[0] if failure.message.strip() else "no message"
         if failure.is_lost_peer:
             return f"the connection to another rank was lost ({first_line[:200]})"
@@ -194,7 +203,7 @@ def _why_by_gpu(verdict: Verdict, gpu: GpuRow) -> str:
     row = verdict.row
     host = f"its host is in {row.place} (process {PROCESS_STATES.get(row.process, '?')})"
     if verdict.kind == "host-late":
-        return f"the GPU has done all it was given, up to {gpu.place}; {host} and launches nothing more"
+        return f"the GPU is {gpu} and waits for more; {host}"
     if verdict.kind == "gpu-unfinished":
         where = f"all GPUs have been in {gpu.place} for {gpu.in_stage_s:.0f} s, and none is behind"
         return f"{where}: the network is stuck, or one GPU, in a stage in which ranks wait for each other"
@@ -230,13 +239,17 @@ def _why_no_data(verdict: Verdict) -> str:
     worker = verdict.worker
     if worker is None:
         return "a DataLoader worker was killed: out of shared memory or memory?"
-    name = f"DataLoader worker {worker.number} (pid {worker.pid})" if worker.number >= 0 else "the rank itself"
+    name = _name_of(worker)
     path = f"; it was reading {worker.path}" if worker.path else ""
     if verdict.kind == "worker-died":
         return f"{name} {_how_it_ended(verdict)}{path}"
     if verdict.kind == "worker-stopped":
         return f"{name} is stopped (SIGSTOP or a debugger){path}"
     return f"{name} is blocked reading {worker.path}: {_kind_of_file(worker)}"
+
+
+def _name_of(worker: WorkerRow) -> str:
+    return f"DataLoader worker {worker.number} (pid {worker.pid})" if worker.number >= 0 else "the rank itself"
 
 
 def _how_it_ended(verdict: Verdict) -> str:
@@ -275,6 +288,8 @@ def _why_it_never_joined(verdict: Verdict) -> str:
 def advice(verdict: Verdict) -> str:
     """Return what to do, in one line."""
     kind, failure = verdict.kind, verdict.failure
+    if kind == "out-of-memory" and failure is not None and "model." in failure.message:
+        return "set what the message says, then resume"
     if kind == "out-of-memory":
         return "lower model.train_ds.batch_size or max_duration (or batch_duration), or use trainer.precision=bf16"
     if failure is not None and kind == "failed":
@@ -282,6 +297,7 @@ def advice(verdict: Verdict) -> str:
             "check the other nodes, then resume" if failure.is_lost_peer else "fix what the message says, then resume"
         )
     return {
+        "host-memory": f"{LESS_MEMORY}; then resume",
         "died": "check the machine's memory (evidence: memory.json), then resume",
         "worker-died": "enlarge /dev/shm, or lower model.train_ds.num_workers or prefetch_factor; then resume",
         "stopped": "find out who stopped it ('kill -CONT' lets it continue), then resume",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from nest_ssl.watchdog.judge.blame import find_slow, is_suspicious, judge_dead, judge_stalled, with_last_calls
 from nest_ssl.watchdog.judge.failure import Failure
@@ -45,6 +46,45 @@ def test_out_of_memory_advises_what_to_lower() -> None:
     assert verdict is not None
     assert verdict.kind == "out-of-memory"
     assert "batch_size" in incident.advice(verdict)
+
+
+def test_the_message_of_a_step_that_ran_out_of_memory_is_shown_whole() -> None:
+    message = (
+        "rank 1, step 40: a batch of 32 utterances x 21.5 s does not fit:\n  79.1 of 80.0 GB are in use.\n"
+        "Set model.train_ds.batch_size=24."
+    )
+    verdict = judge_dead(
+        [row(0), row(1, state=RankState.FAILED)], {1: failure(1, message, torch.OutOfMemoryError.__name__)}
+    )
+    assert verdict is not None
+    assert (verdict.kind, verdict.ranks, incident.exit_code_of(verdict)) == ("out-of-memory", [1], 75)
+    assert incident.cause(verdict) == f"OutOfMemoryError: {' '.join(message.split())}"
+    assert incident.advice(verdict) == "set what the message says, then resume"
+
+
+OOM = "the kernel's OOM killer has ended 1 process of this job; the host has 64.0 GB of memory"
+
+
+def test_a_rank_that_the_oom_killer_has_ended_is_told_from_one_that_somebody_killed() -> None:
+    lost = {0: failure(0, "Connection closed by peer")}
+    for oom_killer, kind in ((OOM, "host-memory"), ("", "died")):
+        killed = row(1, Stage.DATA, process="Z", exit_status=-9, oom_killer=oom_killer)
+        verdict = judge_dead([row(0, state=RankState.FAILED, oom_killer=oom_killer), killed], lost)
+        assert verdict is not None
+        assert (verdict.kind, verdict.ranks, incident.exit_code_of(verdict)) == (kind, [1], 75)
+        if oom_killer:
+            assert incident.headline(verdict) == "rank 1 ran out of host memory"
+            assert incident.cause(verdict) == f"process 101 was killed: {OOM}"
+            assert "num_workers, prefetch_factor or prefetch_gb" in incident.advice(verdict)
+
+
+def test_a_worker_that_the_oom_killer_has_ended_is_named() -> None:
+    workers = [worker(pid=901, number=1, path="/big.wav", process="")]
+    failed = row(0, Stage.ENCODER, state=RankState.FAILED, workers=workers, oom_killer=OOM)
+    verdict = judge_dead([failed], {0: failure(0, "DataLoader worker (pid 901) is killed by signal: Killed. ")})
+    assert verdict is not None
+    assert (verdict.kind, verdict.stage, incident.exit_code_of(verdict)) == ("host-memory", Stage.DATA, 75)
+    assert incident.cause(verdict) == f"DataLoader worker 1 (pid 901) was killed: {OOM}"
 
 
 @pytest.mark.parametrize(
@@ -297,7 +337,9 @@ def test_a_rank_whose_gpu_has_done_all_it_was_given_is_late_with_its_host(stage:
     assert verdict is not None
     assert (verdict.kind, verdict.ranks, verdict.stage, verdict.stalled_s) == ("host-late", [1], stage, 5.0)
     assert incident.headline(verdict) == "rank 1 stalled on the host"
-    assert incident.cause(verdict).startswith("the GPU has done all it was given, up to the end of step 7; its host is")
+    assert incident.cause(verdict) == (
+        f"the GPU is done with step 7 and waits for more; its host is in {stage.label} (process sleeping)"
+    )
     assert "ranks 0 and 2 in exchange of step 8 on the GPU" in incident.others_text(verdict)
 
 
