@@ -1,8 +1,8 @@
 """The ranks of a run: who this one is, its device, and everything they say to each other.
 
-Only this file calls collectives. A training step has one per 25 MB of gradients (two more per conformer layer with
-`trainer.sync_batchnorm`), a validation has one. Decisions by the clock are rank 0's alone and travel through the
-process group's store.
+Only this file and sharding.py call collectives. A training step has one per 25 MB of gradients (two more per conformer
+layer with `trainer.sync_batchnorm`), a validation has one. Decisions by the clock are rank 0's alone and travel through
+the process group's store.
 
 C channels, T frames, B batch.
 """
@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -22,9 +21,6 @@ from torch import Tensor, distributed, nn
 from nest_ssl.config import TrainerConfig
 from nest_ssl.run_folder import listed_devices
 from nest_ssl.watchdog.rank import RankFacts
-
-if TYPE_CHECKING:
-    from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
 
 log = logging.getLogger(__name__)
 
@@ -280,81 +276,3 @@ def batch_statistics(model: nn.Module) -> Iterator[Tensor]:
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._NormBase):
             yield from module.buffers(recurse=False)
-
-
-# ---- weights shared out over the ranks ----
-
-
-def shard(model: EncDecDenoiseMaskedTokenPredModel) -> None:
-    """Share out the trained weights, their gradients and optimizer state over the ranks (FSDP2, `fully_shard`).
-
-    Each conformer layer is gathered for its own forward and backward pass. What is not trained, the float64 codebooks
-    among it, stays whole on every rank. Weights stay float32, so autocast works as on one GPU.
-    """
-    from torch.distributed.fsdp import fully_shard
-
-    # Our modules return views; nothing changes them in place, which is what torch warns of.
-    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-    for part in (model.encoder.pre_encode, *model.encoder.layers, model.encoder, model.decoder):
-        fully_shard(part)
-
-
-def is_sharded(model: nn.Module) -> bool:
-    return any(hasattr(p, "full_tensor") for p in model.parameters())
-
-
-def _whole() -> Any:
-    from torch.distributed.checkpoint.state_dict import StateDictOptions  # takes 50 ms to import
-
-    return StateDictOptions(full_state_dict=True, cpu_offload=True)
-
-
-def whole_weights(model: nn.Module) -> dict[str, Tensor]:
-    """All weights by NeMo's names. Sharded ones are gathered on rank 0, so every rank has to call this."""
-    if not is_sharded(model):
-        return dict(model.state_dict())
-    from torch.distributed.checkpoint import state_dict as sharded_state
-
-    gathered: Any = sharded_state.get_model_state_dict(model, options=_whole())
-    return dict(gathered)
-
-
-def load_whole_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Give the model these weights, which every rank has read."""
-    if not is_sharded(model):
-        model.load_state_dict(weights)
-        return
-    from torch.distributed.checkpoint import state_dict as sharded_state
-
-    sharded_state.set_model_state_dict(model, dict(weights), options=_whole())
-
-
-def whole_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The optimizer's state with parameters numbered in its order, whether they are sharded or not."""
-    if not is_sharded(model):
-        return optimizer.state_dict()
-    from torch.distributed.checkpoint import state_dict as sharded_state
-
-    state: Any = sharded_state.get_optimizer_state_dict(model, optimizer, options=_whole())
-    if not state:
-        return {}  # gathered on rank 0
-    numbers = {name: number for number, name in enumerate(_optimized_names(model, optimizer))}
-    groups = [{**group, "params": [numbers[name] for name in group["params"]]} for group in state["param_groups"]]
-    return {"state": {numbers[name]: value for name, value in state["state"].items()}, "param_groups": groups}
-
-
-def load_whole_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    if not is_sharded(model):
-        optimizer.load_state_dict(state)
-        return
-    from torch.distributed.checkpoint import state_dict as sharded_state
-
-    names = _optimized_names(model, optimizer)
-    groups = [{**group, "params": [names[number] for number in group["params"]]} for group in state["param_groups"]]
-    named: Any = {"state": {names[number]: value for number, value in state["state"].items()}, "param_groups": groups}
-    sharded_state.set_optimizer_state_dict(model, optimizer, named, options=_whole())
-
-
-def _optimized_names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    return [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from nest_ssl.training.parallel import GradientExchange, gradient_norm, is_sharded
+from nest_ssl.training.parallel import GradientExchange, gradient_norm
+from nest_ssl.training.sharding import is_sharded
 from nest_ssl.watchdog.rank import Stage
 
 if TYPE_CHECKING:

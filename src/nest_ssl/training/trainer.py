@@ -26,9 +26,10 @@ from nest_ssl.training.ema import Average
 from nest_ssl.training.loggers import Loggers, Progress, check_loggers, log_to_file, profiled
 from nest_ssl.training.loop import Limits, Loop, num_batches
 from nest_ssl.training.optimizers import build_optimizer
-from nest_ssl.training.parallel import World, device_for, joined, shard, synchronize_batch_norms, uses_gpu
+from nest_ssl.training.parallel import World, device_for, joined, synchronize_batch_norms, uses_gpu
 from nest_ssl.training.saving import Saver
 from nest_ssl.training.schedules import build_schedule
+from nest_ssl.training.sharding import shard
 from nest_ssl.training.state import Trained, TrainState, read_checkpoint, restore
 from nest_ssl.training.step import Clipping, TrainStep
 from nest_ssl.training.stopping import EarlyStopping, TimeLimits, check_monitors
