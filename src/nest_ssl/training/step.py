@@ -24,7 +24,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from nest_ssl.fast.engine import Work
 from nest_ssl.training.metrics import EpochMeans, TokenCounts, count_tokens
-from nest_ssl.training.parallel import Gradients, ShardedGradients, is_sharded
+from nest_ssl.training.parallel import Gradients
+from nest_ssl.training.sharding import ShardedGradients, is_sharded
 from nest_ssl.watchdog.rank import Stage
 
 if TYPE_CHECKING:
