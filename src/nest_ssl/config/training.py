@@ -385,6 +385,8 @@ class DebugConfig:
     """Print the inputs and outputs of every stage, on every rank."""
     barrier: bool = False
     """Wait for all ranks before the encoder, and name the ranks that do not arrive."""
+    share_gpu: bool = False
+    """Let several ranks use one GPU: local rank r has GPU r % count. For tests: it shows behaviour, not speed."""
 
 
 InitFrom = str | dict[str, Any] | None

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import socket
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +22,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from nest_ssl.config import TrainerConfig
-from nest_ssl.run_folder import listed_devices
+from nest_ssl.launch.ranks import gpu_label, gpu_of_rank, shared_gpu_variables
 from nest_ssl.watchdog.rank import RankFacts
 
 if TYPE_CHECKING:
@@ -49,20 +51,20 @@ def uses_gpu(config: TrainerConfig) -> bool:
     return config.accelerator != "cpu" and torch.cuda.is_available()
 
 
-def device_for(config: TrainerConfig, local_rank: int) -> torch.device:
-    """The device of a rank: the GPU that `trainer.devices` lists at its place, or the one with its number."""
+def device_for(config: TrainerConfig, facts: RankFacts, *, share_gpu: bool = False) -> torch.device:
+    """The device of a rank; every rank of its node refuses what `trainer.devices` asks for in vain."""
     if not uses_gpu(config):
         return torch.device("cpu")
-    listed = listed_devices(config.devices)
     count = torch.cuda.device_count()
-    wanted = listed if listed is not None else list(range(local_rank + 1))
-    if str(config.devices).isdigit():
-        wanted = list(range(int(str(config.devices))))
-    if max(wanted) >= count:
-        raise ValueError(
-            f"trainer.devices={config.devices}: this machine has {count} GPUs. Use trainer.devices=-1 for all of them."
-        )
-    return torch.device("cuda", wanted[local_rank])
+    return torch.device("cuda", gpu_of_rank(config.devices, facts, os.environ, count, share_gpu=share_gpu))
+
+
+def gpu_in_words(device: torch.device) -> str:
+    """Which GPU this is, on which host, for whoever has to look for it; empty for a CPU."""
+    if device.type != "cuda":
+        return ""
+    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    return gpu_label(device.index, os.environ, uuid, socket.gethostname())
 
 
 @dataclass(frozen=True)
@@ -99,9 +101,9 @@ class World:
 
 
 @contextlib.contextmanager
-def joined(config: TrainerConfig, facts: RankFacts) -> Iterator[World]:
+def joined(config: TrainerConfig, facts: RankFacts, *, share_gpu: bool = False) -> Iterator[World]:
     """Join the other ranks; `facts` are this rank's, and its environment is set (`RankFacts.variables`)."""
-    device = device_for(config, facts.local_rank)
+    device = device_for(config, facts, share_gpu=share_gpu)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     world = World(facts.rank, facts.local_rank, facts.world_size, device)
@@ -109,6 +111,11 @@ def joined(config: TrainerConfig, facts: RankFacts) -> Iterator[World]:
         yield world
         return
     options = config.strategy if isinstance(config.strategy, dict) else {}
+    if share_gpu and device.type == "cuda":
+        for name, value in shared_gpu_variables(facts).items():
+            os.environ.setdefault(name, value)
+        if world.is_first:
+            log.warning("debug.share_gpu: ranks share GPUs and talk over sockets; this shows behaviour, not speed.")
     backend = options.get("process_group_backend") or ("nccl" if device.type == "cuda" else "gloo")
     distributed.init_process_group(backend, device_id=device if backend == "nccl" else None)
     yield world  # a rank that fails just ends: to leave the group, it would have to wait for the others

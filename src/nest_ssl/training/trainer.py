@@ -26,7 +26,7 @@ from nest_ssl.training.ema import Average
 from nest_ssl.training.loggers import Loggers, Progress, check_loggers, log_to_file, profiled
 from nest_ssl.training.loop import Limits, Loop, num_batches
 from nest_ssl.training.optimizers import build_optimizer
-from nest_ssl.training.parallel import World, device_for, joined, shard, synchronize_batch_norms, uses_gpu
+from nest_ssl.training.parallel import World, device_for, gpu_in_words, joined, shard, synchronize_batch_norms, uses_gpu
 from nest_ssl.training.saving import Saver
 from nest_ssl.training.schedules import build_schedule
 from nest_ssl.training.state import Trained, TrainState, read_checkpoint, restore
@@ -113,7 +113,7 @@ class Trainer:
         """Train `model`: restore, train, save. Nothing is written before the configuration has been checked."""
         cfg = self._whole_config(model)
         _check(cfg, self.exp)
-        device_for(self.config, self.local_rank)
+        device_for(self.config, self.run.facts, share_gpu=cfg.debug.share_gpu)
         folder = self.folder or experiment.run_folder(self.exp, cfg.name)
         watch = Watch(self.run.agent, cfg.model.sample_rate)
         try:
@@ -127,7 +127,10 @@ class Trainer:
                 if self.is_global_zero:
                     log.info("run folder: %s%s", folder.path, _resumed_at(self.checkpoint, content))
                 watch.joins()
-                with joined(self.config, self.run.facts) as world, _torch_settings(self.config):
+                join = joined(self.config, self.run.facts, share_gpu=cfg.debug.share_gpu)
+                with join as world, _torch_settings(self.config):
+                    if self.run.agent is not None:
+                        self.run.agent.gpu = gpu_in_words(world.device)
                     Fit(self, cfg, model, folder, world, watch, content).run()
         except BaseException as error:
             watch.failed(error)
