@@ -404,6 +404,8 @@ class DebugConfig:
     replay of each shape."""
     collectives: bool = False
     """Make all collectives with one rank too, with itself: to measure what they cost."""
+    share_gpu: bool = False
+    """Let several ranks use one GPU: local rank r has GPU r % count. For tests: it shows behaviour, not speed."""
 
     def __post_init__(self) -> None:
         if self.check_every_n_steps < 0:

@@ -141,6 +141,8 @@ class Engine:
     """Tells all ranks a text, and returns those of all ranks."""
     is_shared = False
     """Several ranks replay together: their shapes must come from the plan, and a step cannot be repeated by one."""
+    building: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
+    """Surrounds what may take as long as a start: compiling, capturing, checking."""
     on_mismatch: Callable[[str], None] | None = None
     """Called with a text when a replay differs from the same step uncaptured."""
 
@@ -214,14 +216,16 @@ class Engine:
             return False
         key = (batch[0].shape[0], size, (variant, context))
         graph = self._graphs.find(key)
-        checks = self.check_next
-        if graph is None and key in self._seen and key[:2] not in self._uncapturable:
-            graph, checks = self._captured(self._graphs, key, batch, work, context), True
-        if graph is not None and checks:
+        is_new = graph is None and key in self._seen and key[:2] not in self._uncapturable
+        checks = is_new or (graph is not None and self.check_next)
+        if checks:
             self.check_next = False
-            graph = self._checked(graph, key, batch, work, context)
+            with self.building():
+                graph = self._captured(self._graphs, key, batch, work, context) if is_new else graph
+                graph = None if graph is None else self._checked(graph, key, batch, work, context)
         if graph is None:
-            self._uncaptured(batch, size, work, context)
+            with self.building():
+                self._uncaptured(batch, size, work, context)
             self._seen.add(key)
         else:
             with self._lane_entered():

@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
+import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,7 +20,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from nest_ssl.config import TrainerConfig
-from nest_ssl.run_folder import listed_devices
+from nest_ssl.launch.ranks import gpu_label, gpu_of_rank, shared_gpu_variables
 from nest_ssl.watchdog.rank import RankFacts
 
 log = logging.getLogger(__name__)
@@ -47,20 +49,20 @@ def uses_gpu(config: TrainerConfig) -> bool:
     return config.accelerator != "cpu" and torch.cuda.is_available()
 
 
-def device_for(config: TrainerConfig, local_rank: int) -> torch.device:
-    """The device of a rank: the GPU that `trainer.devices` lists at its place, or the one with its number."""
+def device_for(config: TrainerConfig, facts: RankFacts, *, share_gpu: bool = False) -> torch.device:
+    """The device of a rank; every rank of its node refuses what `trainer.devices` asks for in vain."""
     if not uses_gpu(config):
         return torch.device("cpu")
-    listed = listed_devices(config.devices)
     count = torch.cuda.device_count()
-    wanted = listed if listed is not None else list(range(local_rank + 1))
-    if str(config.devices).isdigit():
-        wanted = list(range(int(str(config.devices))))
-    if max(wanted) >= count:
-        raise ValueError(
-            f"trainer.devices={config.devices}: this machine has {count} GPUs. Use trainer.devices=-1 for all of them."
-        )
-    return torch.device("cuda", wanted[local_rank])
+    return torch.device("cuda", gpu_of_rank(config.devices, facts, os.environ, count, share_gpu=share_gpu))
+
+
+def gpu_in_words(device: torch.device) -> str:
+    """Which GPU this is, on which host, for whoever has to look for it; empty for a CPU."""
+    if device.type != "cuda":
+        return ""
+    uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    return gpu_label(device.index, os.environ, uuid, socket.gethostname())
 
 
 @dataclass(frozen=True)
@@ -138,12 +140,14 @@ def _chunks(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 @contextlib.contextmanager
-def joined(config: TrainerConfig, facts: RankFacts, *, collectives: bool = False) -> Iterator[World]:
+def joined(
+    config: TrainerConfig, facts: RankFacts, *, share_gpu: bool = False, collectives: bool = False
+) -> Iterator[World]:
     """Join the other ranks; `facts` are this rank's, and its environment is set (`RankFacts.variables`).
 
     `collectives`: one rank makes all collectives too, with itself, to measure what they cost.
     """
-    device = device_for(config, facts.local_rank)
+    device = device_for(config, facts, share_gpu=share_gpu)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     world = World(facts.rank, facts.local_rank, facts.world_size, device)
@@ -151,11 +155,17 @@ def joined(config: TrainerConfig, facts: RankFacts, *, collectives: bool = False
         yield world
         return
     options = config.strategy if isinstance(config.strategy, dict) else {}
+    if share_gpu and device.type == "cuda":
+        for name, value in shared_gpu_variables(facts).items():
+            os.environ.setdefault(name, value)
+        if world.is_first:
+            log.warning("debug.share_gpu: ranks share GPUs and talk over sockets; this shows behaviour, not speed.")
     backend = options.get("process_group_backend") or ("nccl" if device.type == "cuda" else "gloo")
     alone = {"rank": 0, "world_size": 1, "store": distributed.HashStore()} if world.size == 1 else {}
     distributed.init_process_group(backend, device_id=device if backend == "nccl" else None, **alone)
     separate = config.sync_batchnorm and config.strategy_name != "fsdp"
-    yield replace(world, communicates=True, gradient_group=distributed.new_group() if separate else None)  # a rank that fails just ends: to leave the group, it would have to wait for the others
+    yield replace(world, communicates=True, gradient_group=distributed.new_group() if separate else None)
+    # A rank that fails does not get here, and just ends: to leave the group, it would have to wait for the others.
     distributed.destroy_process_group()
 
 

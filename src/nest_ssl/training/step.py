@@ -134,7 +134,7 @@ class TrainStep:
         self._running: deque[tuple[torch.cuda.Event, object]] = deque()
         """Batches that the device may still be working on, and when it is done."""
         engine.is_shared = world.size > 1
-        engine.vote = self._vote
+        engine.vote, engine.building = self._vote, watch.building
         self._num_votes = 0
 
     @property

@@ -23,14 +23,14 @@ from nest_ssl.fast.engine import accelerate
 from nest_ssl.files import replace_text
 from nest_ssl.launch.ranks import ALONE, from_environment
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
+from nest_ssl.modules.batch_norm import synchronize_batch_norms
 from nest_ssl.run_folder import RunFolder, forget_after, logged_at, ranks_per_node
 from nest_ssl.training import experiment
 from nest_ssl.training.ema import Average
 from nest_ssl.training.loggers import Loggers, Progress, check_loggers, log_to_file, profiled
 from nest_ssl.training.loop import Limits, Loop, num_batches
 from nest_ssl.training.optimizers import build_optimizer
-from nest_ssl.modules.batch_norm import synchronize_batch_norms
-from nest_ssl.training.parallel import World, device_for, joined, uses_gpu
+from nest_ssl.training.parallel import World, device_for, gpu_in_words, joined, uses_gpu
 from nest_ssl.training.saving import Saver
 from nest_ssl.training.schedules import build_schedule
 from nest_ssl.training.sharding import shard
@@ -118,7 +118,7 @@ class Trainer:
         """Train `model`: restore, train, save. Nothing is written before the configuration has been checked."""
         cfg = self._whole_config(model)
         _check(cfg, self.exp)
-        device_for(self.config, self.local_rank)
+        device_for(self.config, self.run.facts, share_gpu=cfg.debug.share_gpu)
         folder = self.folder or experiment.run_folder(self.exp, cfg.name)
         watch = Watch(self.run.agent, cfg.model.sample_rate)
         try:
@@ -132,7 +132,13 @@ class Trainer:
                 if self.is_global_zero:
                     log.info("run folder: %s%s", folder.path, _resumed_at(self.checkpoint, content))
                 watch.joins()
-                with joined(self.config, self.run.facts, collectives=cfg.debug.collectives) as world, _torch_settings(self.config):
+                debug = cfg.debug
+                join = joined(
+                    self.config, self.run.facts, share_gpu=debug.share_gpu, collectives=debug.collectives
+                )
+                with join as world, _torch_settings(self.config):
+                    if self.run.agent is not None:
+                        self.run.agent.gpu = gpu_in_words(world.device)
                     Fit(self, cfg, model, folder, world, watch, content).run()
         except BaseException as error:
             watch.failed(error)
@@ -333,6 +339,7 @@ class Fit:
         world.copy_from_first(model.state_dict().values())
         if config.strategy_name == "fsdp" and world.size > 1:
             shard(model)
+        self.watch.marks_gpu(world.device)
         if self.watch.agent is not None:
             mark_stages(model, lambda stage, part: self.watch.enter(stage, part))
             self.watch.marks_gpu(world.device)
