@@ -215,8 +215,9 @@ STRATEGY_OPTIONS: dict[str, tuple[str, ...]] = {
     "FSDPStrategy": ("process_group_backend",),
     "SingleDeviceStrategy": (),
 }
-"""Accepted options of Lightning's strategies, and one of our own: `exchange_dtype`, in which gradients travel between
-ranks (32 or bf16). The three before it tune torch's gradient exchange; ours needs no tuning and gives the same results."""
+"""Accepted options of Lightning's strategies, and one of our own: `exchange_dtype` (32 or bf16), in which gradients
+travel between ranks. The three before it tune torch's gradient exchange; ours needs no tuning and gives the same
+results."""
 
 
 def _check_strategy(strategy: str | dict[str, Any]) -> None:

@@ -240,9 +240,7 @@ class Engine:
 
     # ---- uncaptured ----
 
-    def _uncaptured(
-        self, batch: Batch, size: int | None, work: Work, context: tuple[int, int] | None
-    ) -> None:
+    def _uncaptured(self, batch: Batch, size: int | None, work: Work, context: tuple[int, int] | None) -> None:
         """Run a step, padded to `size`; if memory runs out, once more without graphs, from unchanged state."""
         if self._plan.fused and not is_as_built(self.model.encoder):  # hooks were added since: they must run
             self.refresh()
@@ -257,7 +255,9 @@ class Engine:
         else:
             return
         # Outside the handler: the error holds the activations of the step.
-        log.warning("Out of memory: %d CUDA graphs are dropped, and the step is repeated without them.", self.num_graphs)
+        log.warning(
+            "Out of memory: %d CUDA graphs are dropped, and the step is repeated without them.", self.num_graphs
+        )
         _put_back(work.volatile(), kept)
         self._uncapturable.add((batch[0].shape[0], size or batch[0].shape[1]))
         self.release()
@@ -273,9 +273,7 @@ class Engine:
             self._work_on(whole, num_samples, work, context)
 
     @torch.enable_grad()
-    def _work_on(
-        self, batch: Batch, num_samples: Tensor | None, work: Work, context: tuple[int, int] | None
-    ) -> None:
+    def _work_on(self, batch: Batch, num_samples: Tensor | None, work: Work, context: tuple[int, int] | None) -> None:
         """The step itself, captured or not; `num_samples` is the size of the batch before it was padded."""
         encoder = self.model.encoder
         encoder.next_context = context
@@ -319,8 +317,8 @@ class Engine:
         return torch.OutOfMemoryError(
             f"the GPU is out of memory in a step of {batch[0].shape[0]} utterances x {seconds:.1f} s: "
             f"{(total - free) / 2**30:.1f} of {total / 2**30:.1f} GiB are in use. Lower model.train_ds.batch_size (or "
-            f"bucket_batch_size, batch_duration), model.train_ds.max_duration or model.activation_budget; 'nest-ssl fit' "
-            f"finds what fits. The same command resumes from the last checkpoint."
+            f"bucket_batch_size, batch_duration), model.train_ds.max_duration or model.activation_budget; "
+            f"'nest-ssl fit' finds what fits. The same command resumes from the last checkpoint."
         )
 
     # ---- captured ----
@@ -378,7 +376,10 @@ class Engine:
                 self._launch(batch, key[1], work, context)
             outcomes.append(work.outcome.clone())
             _put_back(work.volatile(), kept)
-            _ = torch.set_rng_state(random) if device.type == "cpu" else torch.cuda.set_rng_state(random, device)
+            if device.type == "cpu":
+                torch.set_rng_state(random)
+            else:
+                torch.cuda.set_rng_state(random, device)
         work.hold.fill_(False)
         wanted, found = (outcome.tolist() for outcome in outcomes)
         agrees = torch.allclose(outcomes[1], outcomes[0], rtol=TOLERANCE, atol=0.0, equal_nan=True)

@@ -13,9 +13,9 @@ import functools
 import hashlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -286,7 +286,9 @@ class TrainStep:
         text = f"step {step}: the weights of rank{'s' if len(odd) > 1 else ''} {', '.join(odd)} differ from rank 0's"
         if self.engine.on_mismatch is not None:
             self.engine.on_mismatch(text)
-        moments = [value for state in self.optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
+        moments = [
+            value for state in self.optimizer.state.values() for value in state.values() if torch.is_tensor(value)
+        ]
         self.world.copy_from_first([*self.gradients.parameters, *moments])
         self.engine.give_up(text)
 

@@ -133,9 +133,7 @@ class Trainer:
                     log.info("run folder: %s%s", folder.path, _resumed_at(self.checkpoint, content))
                 watch.joins()
                 debug = cfg.debug
-                join = joined(
-                    self.config, self.run.facts, share_gpu=debug.share_gpu, collectives=debug.collectives
-                )
+                join = joined(self.config, self.run.facts, share_gpu=debug.share_gpu, collectives=debug.collectives)
                 with join as world, _torch_settings(self.config):
                     if self.run.agent is not None:
                         self.run.agent.gpu = gpu_in_words(world.device)

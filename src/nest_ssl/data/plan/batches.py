@@ -264,7 +264,9 @@ class StepShapes:
                 lengths[cut.batch_size].append(np.repeat(of_bucket[: cut.num_full_steps], times))
                 longest[cut.batch_size] = max(longest[cut.batch_size], n)
         return choose_levels(
-            {size: np.concatenate(parts) for size, parts in lengths.items()}, longest, MAX_SHAPES - len(self._last_shapes)
+            {size: np.concatenate(parts) for size, parts in lengths.items()},
+            longest,
+            MAX_SHAPES - len(self._last_shapes),
         )
 
 
