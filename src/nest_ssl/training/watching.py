@@ -104,7 +104,7 @@ class Watch:
 
     def marks_gpu(self, device: torch.device) -> None:
         """From now on a CUDA GPU reports its stages; before anything is captured."""
-        if self.agent is not None and device.type == "cuda":
+        if self.agent is not None and self.gpu is None and device.type == "cuda":
             self.gpu = GpuMarks.on(device, self.agent.beacon, self.agent.facts.local_rank)
 
     def training_begins(self, step: int) -> None:

@@ -145,6 +145,7 @@ def headline(verdict: Verdict) -> str:
         "failed": "failed",
         "out-of-memory": "ran out of memory",
         "host-memory": "ran out of host memory",
+        "lost-gpu": "lost its GPU",
         "worker-died": "lost a DataLoader worker",
         "stopped": "were stopped by a signal" if len(verdict.ranks) > 1 else "was stopped by a signal",
         "worker-stopped": "is waiting for a DataLoader worker that was stopped",
@@ -170,13 +171,14 @@ def cause(verdict: Verdict) -> str:
     if kind == "host-memory":
         killed = f"process {row.pid}" if failure is None else "a DataLoader worker"
         return f"{killed if verdict.worker is None else _name_of(verdict.worker)} was killed: {row.oom_killer}"
+    if failure is not None and kind == "lost-gpu":
+        return failure.lost_gpu_cause
     if failure is not None and kind == "out-of-memory":
         return f"{failure.type}: {' '.join(failure.message.split())[:800]}"
     if failure is not None and kind == "failed":
-        first_line = failure.message.strip().splitlines()[0] if failure.message.strip() else "no message"
         if failure.is_lost_peer:
-            return f"the connection to another rank was lost ({first_line[:200]})"
-        return f"{failure.type}: {first_line[:400]}"
+            return f"the connection to another rank was lost ({failure.first_line[:200]})"
+        return f"{failure.type}: {failure.first_line[:400]}"
     if kind in ("worker-died", "worker-stopped", "file"):
         return _why_no_data(verdict)
     if kind == "stopped":
@@ -292,6 +294,8 @@ def advice(verdict: Verdict) -> str:
         return "set what the message says, then resume"
     if kind == "out-of-memory":
         return "lower model.train_ds.batch_size or max_duration (or batch_duration), or use trainer.precision=bf16"
+    if failure is not None and kind == "lost-gpu":
+        return failure.lost_gpu_advice
     if failure is not None and kind == "failed":
         return (
             "check the other nodes, then resume" if failure.is_lost_peer else "fix what the message says, then resume"

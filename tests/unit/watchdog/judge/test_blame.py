@@ -87,6 +87,22 @@ def test_a_worker_that_the_oom_killer_has_ended_is_named() -> None:
     assert incident.cause(verdict) == f"DataLoader worker 1 (pid 901) was killed: {OOM}"
 
 
+def test_a_lost_gpu_is_named_with_its_host_and_the_run_can_resume() -> None:
+    lost = Failure(
+        1, "AcceleratorError", "CUDA error: unspecified launch failure\nmore", "", 1, gpu="GPU 5 (GPU-8a) of gpu07"
+    )
+    rows = [row(0), row(1, Stage.ENCODER, state=RankState.FAILED)]
+    verdict = judge_dead(rows, {1: lost})
+    assert verdict is not None
+    assert (verdict.kind, verdict.ranks, incident.exit_code_of(verdict)) == ("lost-gpu", [1], 75)
+    assert incident.headline(verdict) == "rank 1 lost its GPU"
+    assert incident.cause(verdict) == (
+        "GPU 5 (GPU-8a) of gpu07 no longer works: CUDA error: unspecified launch failure"
+    )
+    assert "'nvidia-smi'" in incident.advice(verdict)
+    assert "--exclude=gpu07" in incident.advice(verdict)
+
+
 @pytest.mark.parametrize(
     "message",
     ["DataLoader worker (pid 901) is killed by signal: Killed. ", "DataLoader worker (pid(s) 901) exited unexpectedly"],
