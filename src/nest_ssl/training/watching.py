@@ -158,10 +158,14 @@ class Watch:
         if self.trace is not None:
             self.trace.optimizer_begins(norm)
 
-    def step_is_done(self, step: int) -> None:
-        """A batch was trained on, or at least launched; `step` steps are done."""
+    def step_is_launched(self) -> None:
+        """The GPU has all of the batch; from here on the host may wait for it."""
         if self.gpu is not None:
             self.gpu.batch_is_launched()
+
+    def step_is_done(self, step: int) -> None:
+        """A batch was trained on, or at least launched; `step` steps are done."""
+        self.step_is_launched()
         if self.agent is not None:
             self.agent.mark.finish_step(step, counts=self._num_steps > 0 and self._is_usual)
             self._num_steps += 1

@@ -58,8 +58,10 @@ class Verdict:
 
     @property
     def gpu(self) -> GpuRow | None:
-        """The first culprit's GPU, if that is where it happened."""
-        return self.row.gpu if self.kind in ON_GPU else None
+        """The first culprit's GPU, if that is where it happened; its host is ahead of a collective that hangs."""
+        gpu = self.row.gpu
+        is_there = self.kind in ON_GPU or (self.kind in ("diverged", "unfinished") and gpu is not None and gpu.is_busy)
+        return gpu if is_there else None
 
     @property
     def stage(self) -> Stage:
@@ -77,7 +79,7 @@ class Verdict:
 
     def place_of(self, row: RankRow) -> str:
         """Return where a rank is, or where its GPU is if the GPUs' marks have decided."""
-        if row.gpu is None or not row.gpu.is_busy or self.kind not in (*ON_GPU, "host-late"):
+        if row.gpu is None or not row.gpu.is_busy or self.kind not in (*ON_GPU, "host-late", "diverged", "unfinished"):
             return row.place
         return f"{row.gpu.place} on the GPU"
 

@@ -431,4 +431,4 @@ def test_diverging_collectives_say_more_than_the_gpus_that_wait_in_them() -> Non
     rows = with_gpus(gpu(7, Stage.EXCHANGE), gpu(7, Stage.ENCODER), hosts={0: row(0, Stage.DATA, 0.1)})
     verdict = judge_stalled(rows, {0: calls(5, 9, 5, 9, done=3), 1: calls(5, 9, 5, 7, done=3)}, FLOOR_S)
     assert verdict is not None
-    assert (verdict.kind, verdict.ranks) == ("diverged", [1])
+    assert (verdict.kind, verdict.ranks, verdict.stage, verdict.step) == ("diverged", [1], Stage.ENCODER, 7)
