@@ -258,8 +258,8 @@ class DatasetConfig:
             raise ValueError(f"bucket_duration_bins: {bins} is not in increasing order.")
         if sizes is not None and (bins is None or len(sizes) != len(bins) + 1):
             raise ValueError("bucket_batch_size: needs one more entry than bucket_duration_bins.")
-        if sizes is not None and self.use_lhotse:
-            raise ValueError("bucket_batch_size: not supported with use_lhotse. Use batch_duration.")
+        if sizes is not None and self.use_lhotse and not self.use_bucketing:
+            raise ValueError("bucket_batch_size: needs 'use_bucketing: true'.")
         if self.max_utts and self.is_tarred:
             raise ValueError("max_utts: has no effect on tar shards, which are read whole. Shorten the manifest.")
         if self.use_lhotse and (self.cuts_path or self.shar_path):

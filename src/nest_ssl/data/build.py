@@ -77,8 +77,8 @@ def build_loader(
             )
         dataset = PlannedBatches(sources, _build_maker(config, seed, on_read, mix))
         sampler = PlanSampler(plan, rank, same_every_epoch=same_every_epoch)
-    if rank == 0:
-        log.info("%s", describe_shapes(config, sampler, world_size))
+    if rank == 0 and (world_size > 1 or sampler.shapes()):
+        log.info("%s", describe_shapes(config, sampler))
     prefetch = Prefetch(
         config.num_workers if num_batches is None else min(config.num_workers, num_batches), config.prefetch_factor
     )
@@ -95,16 +95,17 @@ def build_loader(
     )
 
 
-def describe_shapes(config: DatasetConfig, sampler: BatchSampler, world_size: int) -> str:
+def describe_shapes(config: DatasetConfig, sampler: BatchSampler) -> str:
     """Return one line for the log: the shapes of a run, or why they are not planned."""
     shapes = sampler.shapes()
     if shapes:
-        first, last = (f"{s.batch_size} x {s.num_samples / config.sample_rate:.2f} s" for s in (shapes[0], shapes[-1]))
-        span = first if len(shapes) == 1 else f"{first} to {last}"
-        return f"batches have {len(shapes)} {'shape' if len(shapes) == 1 else 'shapes'}: {span}"
+        ends = [f"{shape.batch_size} x {shape.num_samples / config.sample_rate:.2f} s" for shape in shapes]
+        found = f"batches have {len(shapes)} shapes, {ends[0]} to {ends[-1]}" if ends[1:] else f"batches are {ends[0]}"
+        num_left = sampler.num_sizes_without_shape()
+        return f"{found}; {num_left} more batch sizes have none: use fewer buckets" if num_left else found
     if config.use_lhotse:
         reason, way_out = CutBatches.why_no_shapes(config)
-    elif config.bucketing_strategy == "fully_randomized" and world_size > 1 and _is_bucketed(config):
+    elif config.bucketing_strategy == "fully_randomized" and _is_bucketed(config):
         reason, way_out = "each rank has its own bucket", "bucketing_strategy=synced_randomized makes them equal"
     else:
         reason, way_out = "not every duration is known", "'nest-ssl prepare' measures durations"

@@ -100,9 +100,7 @@ class SpeakerNoiseAugmentation:
             raise ValueError("augmentation needs audio, audio_len, noise and noise_len")
         noise_rows = _rows(batch.noise, batch.noise_len)
         generators = per_utterance(generator, len(noise_rows))
-        return self.augment(
-            batch, _rows(batch.audio, batch.audio_len), noise_rows.__getitem__, generators=generators
-        )
+        return self.augment(batch, _rows(batch.audio, batch.audio_len), noise_rows.__getitem__, generators=generators)
 
     def augment(
         self,

@@ -59,6 +59,10 @@ class BatchSampler(Sampler[Any], ABC):
     def largest_batch(self) -> int | None:
         """Return the samples of the largest batch, with padding; None if unknown."""
 
+    def num_sizes_without_shape(self) -> int:
+        """Return the number of batch sizes for which MAX_SHAPES has no room."""
+        return 0
+
 
 class PlanSampler(BatchSampler):
     """One rank's batches of a plan."""
@@ -91,6 +95,9 @@ class PlanSampler(BatchSampler):
 
     def largest_batch(self) -> int | None:
         return None if self.plan.step_shapes is None else self.plan.step_shapes.largest()
+
+    def num_sizes_without_shape(self) -> int:
+        return 0 if self.plan.step_shapes is None else self.plan.step_shapes.num_sizes_left_out
 
 
 @dataclass(frozen=True)
@@ -248,8 +255,8 @@ class BadDataLog:
         if self.first_cropped is None:
             self.first_cropped = files[0]
             log.warning(
-                "%s: cropped: its audio is longer than the batches of its step are planned to be. Further ones are only "
-                "counted. If this file's 'duration' is too short, 'nest-ssl prepare' measures it.",
+                "%s: longer than the batches of its step are planned to be: cropped. Further ones are only counted. "
+                "If its 'duration' is wrong, 'nest-ssl prepare' measures it.",
                 files[0],
             )
 

@@ -6,6 +6,7 @@ The files of a batch are read in parallel threads where this process may use sev
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -156,7 +157,6 @@ class BatchMaker:
         bad: list[BadFile] = []
         speech = self._read_all(wanted, spares, read, place, bad)
         audio_rows = [np.asarray(one.samples[:num_samples], np.float32) for one in speech]
-        cropped = [one.audio_filepath for one, row in zip(speech, audio_rows, strict=True) if len(row) < len(one.samples)]
         generators = utterance_generators(self.seed, place.epoch, place.step, place.rank, len(speech))
         bad_noise: list[list[BadFile]] = [[] for _ in speech]  # per utterance: threads end in any order
 
@@ -183,13 +183,14 @@ class BatchMaker:
             loan=loan(),
             bad_files=[*bad, *chain(*bad_noise)],
             planned_samples=num_samples,
-            cropped_files=cropped,
+            cropped_files=[one.audio_filepath for one in speech if len(one.samples) > (num_samples or math.inf)],
         )
 
     def _padded_rows(self, audio_rows: Sequence[Samples]) -> torch.Tensor:
         """Return (B, N), as int16 if nobody adds to it here and every row is exactly that."""
         longest = max(map(len, audio_rows))
-        stays_as_read = not self.mix and (self.augmentor is None or isinstance(self.augmentor, SpeakerNoiseAugmentation))
+        is_ours = self.augmentor is None or isinstance(self.augmentor, SpeakerNoiseAugmentation)
+        stays_as_read = is_ours and not self.mix  # a registered augmentation is given float32
         packed = pack_rows(audio_rows, longest) if stays_as_read else None
         return pad_rows(audio_rows, longest) if packed is None else packed
 

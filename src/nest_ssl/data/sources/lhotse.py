@@ -18,7 +18,7 @@ import itertools
 import json
 import logging
 import os
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -37,7 +37,7 @@ from nest_ssl.data.batch.collate import AudioNoiseBatch
 from nest_ssl.data.batch.loader import BatchSampler
 from nest_ssl.data.batch.make import BatchMaker, Place, Speech
 from nest_ssl.data.manifest.read import Paths
-from nest_ssl.data.plan.batches import FRAME_S, MAX_SHAPES, MIN_SPARES, Durations, Seconds, Shape, duration_buckets
+from nest_ssl.data.plan.batches import FRAME_S, MAX_SHAPES, MIN_SPARES, Durations, Seconds, Shape
 from nest_ssl.data.sources.files import ManifestDataset, open_noise
 
 log = logging.getLogger(__name__)
@@ -152,7 +152,7 @@ class CutBatches(BatchSampler):
     def __init__(
         self, config: DatasetConfig, inputs: LhotseInputs, *, rank: int, world_size: int, seed: int, same: bool
     ) -> None:
-        if config.batch_size is None and config.batch_duration is None:
+        if config.batch_size is None and config.batch_duration is None and not _has_fixed_sizes(config):
             raise ValueError("batch_duration: needed with 'use_lhotse: true', or else batch_size.")
         self.config, self.inputs = config, inputs
         self.rank, self.world_size, self.seed, self.same_every_epoch = rank, world_size, seed, same
@@ -193,10 +193,10 @@ class CutBatches(BatchSampler):
         }
         cuts = self.inputs.cuts(epoch)
         if config.use_bucketing:
-            bins_s, sizes = config.bucket_duration_bins, config.bucket_batch_size
-            if bins_s is not None and sizes is not None:
-                constraint = _lhotse().dataset.sampling.dynamic_bucketing.FixedBucketBatchSizeConstraint
-                shared |= {"constraint": constraint([*bins_s, float("inf")], sizes)}
+            if _has_fixed_sizes(config):
+                ends_s = [*(config.bucket_duration_bins or []), float("inf")]
+                constraint = sampling.dynamic_bucketing.FixedBucketBatchSizeConstraint(ends_s, config.bucket_batch_size)
+                shared |= {"constraint": constraint, "max_duration": None, "max_cuts": None}
             try:
                 sampler = _noting(sampling.DynamicBucketingSampler)(
                     cuts,
@@ -245,11 +245,11 @@ class CutBatches(BatchSampler):
     @staticmethod
     def why_no_shapes(config: DatasetConfig) -> tuple[str, str]:
         """Return the reason why nothing is planned, and the way out."""
-        if config.batch_size is None and config.bucket_batch_size is None:
-            return (
-                "lhotse fills each batch up to batch_duration",
-                "set bucket_duration_bins and bucket_batch_size, or leave out use_lhotse",
-            )
+        if config.batch_size is None and not _has_fixed_sizes(config):
+            way_out = "bucket_duration_bins with bucket_batch_size, or use_lhotse=false, make them equal"
+            return "lhotse fills each batch up to batch_duration", way_out
+        if len(config.bucket_duration_bins or []) >= MAX_SHAPES:
+            return f"more than {MAX_SHAPES} buckets", "use fewer"
         return "the longest duration is unknown", "set max_duration"
 
     def plan_hash(self) -> str:
@@ -307,23 +307,21 @@ def _levels_s(config: DatasetConfig, durations_s: Seconds | None) -> dict[int, S
         longest_s = config.max_duration
     else:
         return {}
-    bins_s = [end_s for end_s in config.bucket_duration_bins or [] if end_s < longest_s]
-    if config.use_bucketing and config.bucket_duration_bins and config.bucket_batch_size:
-        levels: dict[int, list[float]] = {}
-        for end_s, size in zip([*bins_s, longest_s], config.bucket_batch_size, strict=False):
-            levels.setdefault(size, []).append(end_s)
-        if sum(map(len, levels.values())) > MAX_SHAPES:
-            return {}
-        return {size: np.asarray(of_size) for size, of_size in levels.items()}
-    if config.batch_size is None:
+    bins_s = config.bucket_duration_bins if config.use_bucketing else None
+    ends_s = [*(end_s for end_s in bins_s or [] if end_s < longest_s), longest_s]
+    levels: defaultdict[int, list[float]] = defaultdict(list)
+    if _has_fixed_sizes(config):
+        for end_s, size in zip(ends_s, config.bucket_batch_size or [], strict=False):
+            levels[size].append(end_s)
+    elif config.batch_size is not None:
+        levels[config.batch_size] = np.linspace(0, longest_s, MAX_SHAPES + 1)[1:].tolist() if bins_s is None else ends_s
+    if sum(map(len, levels.values())) > MAX_SHAPES:
         return {}
-    if not (config.use_bucketing and 0 < len(bins_s) < MAX_SHAPES):
-        if config.use_bucketing and durations_s is not None:
-            _, bins_s = duration_buckets(durations_s, num_buckets=MAX_SHAPES - 1)
-            bins_s = sorted({end_s for end_s in bins_s if 0 < end_s < longest_s})
-        else:
-            bins_s = np.linspace(0, longest_s, MAX_SHAPES + 1)[1:-1].tolist()
-    return {config.batch_size: np.asarray([*bins_s, longest_s])}
+    return {size: np.asarray(of_size) for size, of_size in levels.items()}
+
+
+def _has_fixed_sizes(config: DatasetConfig) -> bool:
+    return config.use_bucketing and config.bucket_batch_size is not None
 
 
 @dataclass(frozen=True)
