@@ -181,7 +181,8 @@ class Durations:
         """Return the samples that audio of these durations, which may be rounded, is padded to."""
         frame = max(1, round(FRAME_S * self.sample_rate))
         stated = np.ceil(np.maximum(seconds.astype(np.float64), self.least_s) * self.sample_rate).astype(np.int64)
-        return (stated // frame + 1) * frame
+        padded: NumSamples = (stated // frame + 1) * frame
+        return padded
 
 
 class StepShapes:

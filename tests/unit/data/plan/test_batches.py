@@ -3,6 +3,7 @@ from __future__ import annotations
 import pickle
 import tracemalloc
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -271,7 +272,7 @@ def test_ten_million_utterances_cost_four_bytes_each_and_nothing_per_batch() -> 
 # ---- shapes ----
 
 RATE = 16_000
-STRATEGY_NAMES = ["fixed_order", "synced_randomized"]
+STRATEGIES = ["fixed_order", "synced_randomized"]
 
 
 def with_durations(num: int, least_s: float = 0.0) -> Durations:
@@ -282,29 +283,40 @@ def with_durations(num: int, least_s: float = 0.0) -> Durations:
 
 def shaped_plan(kind: str, num: int, batch_size: int, world_size: int, drop_last: bool) -> tuple[Plan, Durations]:
     durations = with_durations(num)
-    more = {"world_size": world_size, "drop_last": drop_last, "seed": 1, "fingerprint": "", "durations": durations}
-    if kind in STRATEGY_NAMES:
+    shared: dict[str, Any] = {
+        "world_size": world_size,
+        "drop_last": drop_last,
+        "seed": 1,
+        "fingerprint": "",
+        "durations": durations,
+    }
+    if kind in STRATEGIES:
         bucket_of, longest_s = duration_buckets(durations.seconds, num_buckets=5)
         sizes = sizes_for_duration(longest_s, batch_duration_s=30.0 * batch_size, quadratic_s=None, max_size=None)
-        repeats = [1, 2] + [1] * (len(sizes) - 2) if len(sizes) > 1 else None
-        order = PlainOrder(num, 1, True)
-        return BucketedPlan(order, bucket_of, batch_sizes=sizes, strategy=kind, repeats=repeats, **more), durations
+        repeats = [1 + number % 2 for number in range(len(sizes))]
+        plain = PlainOrder(num, 1, True)
+        plan = BucketedPlan(plain, bucket_of, batch_sizes=sizes, strategy=kind, repeats=repeats, **shared)
+        return plan, durations
     halves = PlainOrder(num // 2, 1, True), PlainOrder(num - num // 2, 1, True, 1)
+    step_size = batch_size * world_size
+    shards = ShardOrder((num // 2, num - num // 2), 1, True, 10)
     orders: dict[str, Order] = {
+        "in order": PlainOrder(num, 1, False),
+        "shuffled": PlainOrder(num, 1, True),
         "mixture": MixtureOrder(halves, share_out(num, [1.0, 3.0]), 1),
-        "endless": MixtureOrder(halves, share_out(-(-num // (batch_size * world_size)) * batch_size * world_size, [1, 2]), 1),
-        "contiguous": ShardOrder((num // 2, num - num // 2), 1, True, 10),
-        "replicated": ShardOrder((num // 2, num - num // 2), 1, True, 10),
+        "endless": MixtureOrder(halves, share_out(-(-num // step_size) * step_size, [1.0, 2.0]), 1),
+        "contiguous": shards,
+        "replicated": shards,
     }
-    layout = kind if kind in ("contiguous", "replicated") else "interleaved"
-    order = orders.get(kind, PlainOrder(num, 1, kind == "shuffled"))
-    return FixedSizePlan(order, batch_size=batch_size, layout=layout, endless=kind == "endless", **more), durations
+    layout = kind if orders[kind] is shards else "interleaved"
+    is_endless = kind == "endless"
+    return FixedSizePlan(orders[kind], batch_size=batch_size, layout=layout, endless=is_endless, **shared), durations
 
 
 @settings(deadline=None, max_examples=60)
 @given(
     kind=st.sampled_from(
-        ["in order", "shuffled", "contiguous", "replicated", "mixture", "endless", *STRATEGY_NAMES],
+        ["in order", "shuffled", "contiguous", "replicated", "mixture", "endless", *STRATEGIES],
     ),
     num=st.integers(2, 400),
     batch_size=st.integers(1, 9),
@@ -321,11 +333,9 @@ def test_all_ranks_have_one_of_few_shapes_in_every_step_and_every_utterance_fits
         num_steps = plan.num_batches()
         for step in range(12 if num_steps is None else num_steps):
             specs = [plan.batch(epoch, step, rank) for rank in range(world_size)]
-            (shape,) = {(len(spec.indices), spec.num_samples) for spec in specs}
-            longest_s = max(float(durations.seconds[spec.indices].max()) for spec in specs)
-            assert shape[1] is not None
-            assert Shape(*shape) in shapes
-            assert longest_s * RATE < shape[1]
+            (shape,) = {Shape(len(spec.indices), spec.num_samples or 0) for spec in specs}
+            assert shape in shapes
+            assert max(float(durations.seconds[spec.indices].max()) for spec in specs) * RATE < shape.num_samples
 
 
 def test_shapes_do_not_change_the_plan_nor_its_hash() -> None:
@@ -373,8 +383,8 @@ def test_the_last_smaller_steps_of_many_buckets_have_no_shape() -> None:
     plan = buckets(sizes, list(range(2, 32)), 1, False, durations=Durations(seconds, RATE))
     planned = {(len(spec.indices), spec.num_samples) for (spec,) in zip(*read_epoch(plan), strict=True)}
     assert len(plan.shapes()) == 30
-    assert {shape for shape in planned if shape[1] is not None} == {(s.batch_size, s.num_samples) for s in plan.shapes()}
-    assert any(shape[1] is None for shape in planned)
+    assert {Shape(size, length) for size, length in planned if length is not None} == set(plan.shapes())
+    assert any(length is None for _, length in planned)
 
 
 def test_own_buckets_per_rank_are_planned_for_one_rank_only() -> None:
