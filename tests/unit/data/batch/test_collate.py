@@ -155,3 +155,16 @@ def test_samples_outside_of_sixteen_bits_are_never_packed(value: float) -> None:
     assert pack_rows([row], 1200) is not None
     row[-1] = value  # after what is tried first
     assert pack_rows([row], 1200) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_int16_batches_in_pinned_memory_are_the_same_float32_on_the_gpu(corpus: Corpus) -> None:
+    config = corpus.config(num_workers=2, pin_memory=True)
+    expected = list(build_loader(corpus.config(), seed=3))
+    for batch, mixed in zip(build_loader(config, seed=3, mix=False), expected, strict=True):
+        assert needed(batch.audio).dtype == torch.int16
+        assert needed(batch.audio).is_pinned()
+        arrived = batch.to("cuda", non_blocking=True).mixed()
+        assert torch.equal(needed(arrived.audio).cpu(), needed(mixed.audio))
+        assert torch.equal(needed(arrived.noisy_audio).cpu(), needed(mixed.noisy_audio))
