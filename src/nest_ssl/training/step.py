@@ -183,6 +183,7 @@ class TrainStep:
                 self.average.update(step + 1)
             if checked:
                 self._compare_weights(step)
+        self.watch.step_is_launched()
         self._stay_close(batch)
         return self.results
 

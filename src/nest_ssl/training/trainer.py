@@ -340,7 +340,6 @@ class Fit:
         self.watch.marks_gpu(world.device)
         if self.watch.agent is not None:
             mark_stages(model, lambda stage, part: self.watch.enter(stage, part))
-            self.watch.marks_gpu(world.device)
         look_closer(self.cfg.debug, model, self.watch, world, self.cfg.watchdog.floor_s)
 
     def _train_step(self, limits: Limits) -> TrainStep:
