@@ -187,8 +187,7 @@ def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]
 
 def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
     """The norm of the whole gradient; stays on the device."""
-    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
 
 
 # ---- batch norm ----

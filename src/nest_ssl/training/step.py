@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from nest_ssl.training import sharding
 from nest_ssl.training.parallel import GradientExchange, gradient_norm
-from nest_ssl.training.sharding import is_sharded
 from nest_ssl.watchdog.rank import Stage
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ class TrainStep:
         self.objective, self.optimizer, self.schedule, self.watch = objective, optimizer, schedule, watch
         self.accumulate, self.clipping, self.scaler, self.average = accumulate, clipping or Clipping(), scaler, average
         self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        self._exchange = None if is_sharded(model) else GradientExchange(_reached(model, self.parameters), world)
+        self._sharded = sharding.is_sharded(model)
+        self._exchange = None if self._sharded else GradientExchange(_reached(model, self.parameters), world)
         self.in_a_row: Tensor | None = None
         """Skipped steps in a row, on the device."""
 
@@ -83,7 +84,7 @@ class TrainStep:
         self.watch.enter(Stage.OPTIMIZER)
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
-        norm = gradient_norm(self.parameters)
+        norm = (sharding.gradient_norm if self._sharded else gradient_norm)(self.parameters)
         skip = ~torch.isfinite(norm)
         self.watch.optimizer_begins(norm)
         before = torch.zeros_like(skip, dtype=torch.long) if self.in_a_row is None else self.in_a_row
@@ -103,10 +104,13 @@ class TrainStep:
     def _clip(self, norm: Tensor) -> None:
         if not self.clipping.most:
             return
+        gradients = sharding.own_gradients(self.parameters)
         if self.clipping.by_value:
-            torch.nn.utils.clip_grad_value_(self.parameters, self.clipping.most)
+            torch._foreach_clamp_min_(gradients, -self.clipping.most)
+            torch._foreach_clamp_max_(gradients, self.clipping.most)
         else:
-            torch.nn.utils.clip_grads_with_norm_(self.parameters, self.clipping.most, norm)
+            # Torch's own clip_grads_with_norm_, on this rank's parts.
+            torch._foreach_mul_(gradients, (self.clipping.most / (norm + 1e-6)).clamp(max=1.0))
 
 
 def _reached(model: EncDecDenoiseMaskedTokenPredModel, parameters: list[nn.Parameter]) -> list[nn.Parameter]:
@@ -124,7 +128,7 @@ def skip_gradient(optimizer: Optimizer, skip: Tensor) -> None:
     # as it found the memory.
     groups = optimizer.param_groups
     fused = isinstance(optimizer, (Adam, AdamW)) and all(group.get("fused") for group in groups)
-    if fused and not hasattr(groups[0]["params"][0], "full_tensor"):  # the kernel itself looks at the flag
+    if fused:  # the kernel itself looks at the flag
         optimizer.found_inf = skip.float()  # type: ignore[attr-defined]
         optimizer.grad_scale = None  # type: ignore[attr-defined]
     elif bool(skip):  # reads a value: free on a CPU, a wait on a GPU without a fused optimizer

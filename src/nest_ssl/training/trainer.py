@@ -186,8 +186,6 @@ def _resumed_at(checkpoint: Path | None, content: dict[str, Any] | None) -> str:
 def _check(cfg: NestConfig, exp: ExperimentConfig) -> None:
     """Refuse what cannot work before anything is written."""
     sharded = cfg.trainer.strategy_name == "fsdp"
-    if exp.ema.enable and sharded:
-        raise ValueError("exp_manager.ema: there is no average of weights that are sharded. Use strategy=ddp.")
     if sharded and PRECISIONS[str(cfg.trainer.precision)] == "16-mixed":
         raise ValueError("trainer.precision=16: sharded gradients are not scaled. Use bf16, or strategy=ddp.")
     train_ds = cfg.model.train_ds
