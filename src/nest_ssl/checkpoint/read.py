@@ -222,7 +222,8 @@ _INDEX_GLOBALS = {
         *("TensorProperties", "_MEM_FORMAT_ENCODING"),
     },
     "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
-    **dict.fromkeys(("pathlib", "pathlib._local"), {"PosixPath", "WindowsPath"}),  # where it was written
+    "pathlib": {"PosixPath", "WindowsPath"},  # where it was written
+    "pathlib._local": {"PosixPath", "WindowsPath"},
 }
 """What the index may be made of; torch itself would unpickle anything."""
 

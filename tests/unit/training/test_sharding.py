@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor
 from nest_ssl import load
 from nest_ssl.config import CheckpointConfig, EmaConfig, OptimConfig
 from nest_ssl.data import AudioNoiseBatch
+from nest_ssl.fast import encoder as fused_encoder
 from nest_ssl.fast.engine import accelerate
 from nest_ssl.nemo_file import CheckpointError
 from nest_ssl.run_folder import RunFolder
@@ -61,6 +63,19 @@ def take_steps(trained: Trained, numbers: range) -> list[float]:
     return losses
 
 
+def validate(trained: Trained) -> float:
+    """The loss of the average, in the middle of training."""
+    average = trained.average
+    assert average is not None
+    trained.model.eval()
+    torch.manual_seed(0)
+    audio, length = 0.1 * torch.randn(1, 16_000), torch.tensor([16_000])
+    with average.in_the_model(), torch.no_grad():
+        loss = float(trained.model.masked_loss(audio, length, audio, length).loss)
+    trained.model.train()
+    return loss
+
+
 def whole_state(trained: Trained, world: World) -> dict[str, dict[str, Tensor]]:
     """Weights, their average and the optimizer's moments, on rank 0."""
     states = trained.step.optimizer.state_dict()["state"]
@@ -80,23 +95,13 @@ def assert_same(found: dict[str, dict[str, Tensor]], wanted: dict[str, dict[str,
         assert not different, (kind, different)
 
 
-# ---- steps ----
+# ---- what the ranks do; starting them takes longer than all of it ----
+
+WAYS = {"clipped by norm": Clipping(0.05), "clipped by value": Clipping(1e-3, by_value=True), "fused": Clipping(0.05)}
 
 
-def validate(trained: Trained) -> float:
-    average = trained.average
-    assert average is not None
-    trained.model.eval()
-    torch.manual_seed(0)
-    audio, length = 0.1 * torch.randn(1, 16_000), torch.tensor([16_000])
-    with average.in_the_model(), torch.no_grad():
-        loss = float(trained.model.masked_loss(audio, length, audio, length).loss)
-    trained.model.train()
-    return loss
-
-
-def steps(world: World, clipping: Clipping, compile: str) -> dict[str, Any]:
-    trained = trained_model(world, 1, clipping, compile)
+def train(world: World, way: str) -> dict[str, Any]:
+    trained = trained_model(world, 1, WAYS[way], "on" if way == "fused" and world.size > 1 else "off")
     validated = [validate(trained)]
     losses = take_steps(trained, range(2))
     validated.append(validate(trained))
@@ -106,15 +111,54 @@ def steps(world: World, clipping: Clipping, compile: str) -> dict[str, Any]:
         if parameter.grad is not None and world.rank == 0:
             sharding.part(parameter.grad).view(-1)[:1] = torch.nan  # one rank's part is enough
     trained.step._update(3)
-    return {"losses": losses, "validated": validated, "before": before, "after": whole_state(trained, world)}
+    after = whole_state(trained, world)
+    plan = trained.step.objective.description
+    return {"losses": losses, "validated": validated, "before": before, "after": after, "plan": plan}
 
 
-@pytest.mark.parametrize(
-    ("clipping", "compile"), [(Clipping(0.05), "off"), (Clipping(1e-3, by_value=True), "off"), (Clipping(0.05), "on")]
-)
-def test_sharded_steps_are_those_of_whole_weights(clipping: Clipping, compile: str) -> None:
+def train_and_save(world: World, folder: Path) -> dict[str, Any]:
+    """Steps of every way; then two more of a new model, saved, and what an undisturbed third one gives."""
+    fused_encoder.compiled = lambda function, _: torch.compile(function, backend="aot_eager", fullgraph=True)  # type: ignore[assignment]
+    ways = {way: train(world, way) for way in WAYS}
+    num_graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    trained = trained_model(world, 1)
+    take_steps(trained, range(2))
+    ours, state = saver(folder, world), TrainState(step=2, batch=2)
+    ours.save_best(state, trained, {"val_loss": 1.0})
+    ours.save_last(state, trained)
+    ours.save_nemo_at_end(trained)
+    saved = whole_state(trained, world)
+    return {"ways": ways, "num_graphs": num_graphs, "saved": saved, "losses": take_steps(trained, range(2, 3))}
+
+
+def resume(world: World, path: Path) -> dict[str, Any]:
+    trained = trained_model(world, 2)
+    state = restore(read_checkpoint(path), trained)
+    assert (state.step, state.batch) == (2, 2 * 2 // world.size)
+    restored = whole_state(trained, world)
+    saver(path.parent.parent, world).save_last(state, trained)
+    return {"restored": restored, "losses": take_steps(trained, range(2, 3))}
+
+
+def resume_both(world: World, *paths: Path) -> list[dict[str, Any]]:
+    return [resume(world, path) for path in paths]
+
+
+def saver(folder: Path, world: World) -> Saver:
+    return Saver(RunFolder(folder), CheckpointConfig(), "name", world, Watch())
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A run of two ranks: the folder of its checkpoints, and what rank 0 saw."""
+    folder = tmp_path_factory.mktemp("run")
+    return folder / "checkpoints", on_ranks(train_and_save, 2, folder)[0]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_sharded_steps_are_those_of_whole_weights(run: tuple[Path, dict[str, Any]], way: str) -> None:
     """Clipped, averaged, validated with the average; a gradient that is not finite on one rank changes nothing."""
-    alone, (first, _) = steps(World(), clipping, "off"), on_ranks(steps, 2, clipping, compile)
+    alone, first = train(World(), way), run[1]["ways"][way]
     assert first["losses"] == pytest.approx(alone["losses"], rel=1e-4)
     assert first["validated"] == pytest.approx(alone["validated"], rel=1e-4)
     for kind, tensors in alone["before"].items():
@@ -123,53 +167,14 @@ def test_sharded_steps_are_those_of_whole_weights(clipping: Clipping, compile: s
     assert_same(first["after"], {kind: first["before"][kind] for kind in ("weights", "moments")})
 
 
-# ---- checkpoints ----
+def test_sharded_layers_are_compiled_once_for_all_of_them(run: tuple[Path, dict[str, Any]]) -> None:
+    assert run[1]["ways"]["fused"]["plan"].startswith("fused layers")
+    assert run[1]["num_graphs"] == 1
 
 
-def saver(folder: Path, world: World) -> Saver:
-    return Saver(RunFolder(folder), CheckpointConfig(), "name", world, Watch())
-
-
-def save(world: World, folder: Path) -> dict[str, Any]:
-    """Two steps, saved; and what an undisturbed third one gives."""
-    trained = trained_model(world, 1)
-    take_steps(trained, range(2))
-    ours = saver(folder, world)
-    ours.save_best(TrainState(step=2), trained, {"val_loss": 1.0})
-    ours.save_last(TrainState(step=2, batch=2), trained)
-    ours.save_nemo_at_end(trained)
-    saved = whole_state(trained, world)
-    return {"saved": saved, "losses": take_steps(trained, range(2, 3))}
-
-
-def resume(world: World, path: Path) -> dict[str, Any]:
-    trained = trained_model(world, 2)
-    state = restore(read_checkpoint(path), trained)
-    assert (state.step, state.batch) == (2, 2 * 2 // world.size)
-    restored = whole_state(trained, world)
-    return {"restored": restored, "losses": take_steps(trained, range(2, 3)), "after": whole_state(trained, world)}
-
-
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A checkpoint of two ranks."""
-    folder = tmp_path_factory.mktemp("run")
-    return folder / "checkpoints", on_ranks(save, 2, folder)[0]
-
-
-@pytest.mark.parametrize("num_ranks", [1, 3])
-def test_a_checkpoint_in_shards_is_resumed_by_any_number_of_ranks(
-    saved: tuple[Path, dict[str, Any]], num_ranks: int
-) -> None:
-    path, wanted = saved[0] / "last.ckpt", saved[1]
-    found = resume(World(), path) if num_ranks == 1 else on_ranks(resume, num_ranks, path)[0]
-    assert_same(found["restored"], wanted["saved"])
-    assert found["losses"] == pytest.approx(wanted["losses"], rel=1e-5)
-
-
-def test_a_checkpoint_in_shards_loads_as_a_model(saved: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    """Its names, its second name, and the `.nemo` file hold the average."""
-    folder, wanted = saved
+def test_a_checkpoint_in_shards_loads_as_a_model(run: tuple[Path, dict[str, Any]]) -> None:
+    """Under both its names; they and the `.nemo` file hold the average."""
+    folder, wanted = run
     best = next(folder.glob("*step=2.ckpt"))
     assert (best / "rest.pt").samefile(folder / "last.ckpt" / "rest.pt")
     for path in (folder / "last.ckpt", best, *folder.glob("*.nemo")):
@@ -178,31 +183,25 @@ def test_a_checkpoint_in_shards_loads_as_a_model(saved: tuple[Path, dict[str, An
     assert [path.name for path in folder.glob(".*")] == []
 
 
-def test_files_and_folders_take_each_others_place(saved: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    """Resumed without sharding, the folder becomes a file; resumed with it, a folder again."""
-    folder = tmp_path / "checkpoints"
-    folder.mkdir()
-    (saved[0] / "last.ckpt").rename(folder / "last.ckpt")
-    alone = trained_model(World(), 2)
-    state = restore(read_checkpoint(folder / "last.ckpt"), alone)
-    state.batch += 1
-    saver(tmp_path, World()).save_last(state, alone)
-    assert (folder / "last.ckpt").is_file()
-    found = on_ranks(file_to_folder, 2, tmp_path)[0]
-    assert_same(found, saved[1]["saved"])
-    assert (folder / "last.ckpt").is_dir()
-    assert [path.name for path in folder.iterdir()] == ["last.ckpt"]
+def test_any_number_of_ranks_resumes_a_folder_of_shards_or_a_file(
+    run: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    """Two sharded ranks → one whole → three sharded; `last.ckpt` is a folder, a file, and a folder again."""
+    wanted = run[1]
+    last = [tmp_path / name / "checkpoints" / "last.ckpt" for name in ("from folder", "from file")]
+    for path in last:
+        shutil.copytree(run[0] / "last.ckpt", path)
+    found = [resume(World(), last[1])]
+    assert last[1].is_file()
+    found += on_ranks(resume_both, 3, *last)[0]
+    assert all(path.is_dir() for path in last)
+    for one in found:
+        assert_same(one["restored"], wanted["saved"])
+        assert one["losses"] == pytest.approx(wanted["losses"], rel=1e-5)
+    assert sum(1 for path in last for _ in path.parent.iterdir()) == 2
 
 
-def file_to_folder(world: World, folder: Path) -> dict[str, dict[str, Tensor]]:
-    trained = trained_model(world, 3)
-    state = restore(read_checkpoint(RunFolder(folder).last_checkpoint), trained)
-    state.batch += 1
-    saver(folder, world).save_last(state, trained)
-    return whole_state(trained, world)
-
-
-def test_a_folder_that_lost_a_shard_or_holds_other_types_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_incomplete_or_holds_other_types_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "x.ckpt"
     folder.mkdir()
     with pytest.raises(CheckpointError, match=r"x\.ckpt/rest\.pt: no such file"):
