@@ -150,7 +150,10 @@ def _written_at_ns(path: Path) -> int:
 
 
 def listed_devices(devices: Any) -> list[int] | None:
-    """The device numbers that `trainer.devices` lists ('0,1', [0, 2]); None where it is a count or 'auto'."""
+    """The device numbers that `trainer.devices` lists ('0,1', [0, 2]); None where it is a count or 'auto'.
+
+    A number may come twice: `launch.ranks.gpu_of_rank` decides whether ranks may share a GPU.
+    """
     if isinstance(devices, str) and "," in devices:
         devices = [part for part in devices.split(",") if part.strip()]
     if not isinstance(devices, (list, tuple)):
@@ -159,7 +162,7 @@ def listed_devices(devices: Any) -> list[int] | None:
         numbers = [int(number) for number in devices]
     except (TypeError, ValueError) as error:
         raise _not_devices(devices) from error
-    if not numbers or min(numbers) < 0 or len(set(numbers)) < len(numbers):
+    if not numbers or min(numbers) < 0:
         raise _not_devices(devices)
     return numbers
 
@@ -193,7 +196,7 @@ def ranks_per_node(devices: Any, accelerator: str, count_gpus: Callable[[], int]
 def _not_devices(devices: Any) -> ValueError:
     return ValueError(
         f"trainer.devices={devices}: neither a count nor a list of devices. "
-        f"Use a count (4), distinct device numbers ([0,2] or '0,2'), or -1 for all GPUs."
+        f"Use a count (4), device numbers ([0,2] or '0,2'), or -1 for all GPUs."
     )
 
 

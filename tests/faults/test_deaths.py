@@ -90,6 +90,15 @@ def test_row_27_out_of_memory_on_one_rank_is_reported_with_advice(lab: Lab, whol
 
 
 @pytest.mark.faults
+def test_a_rank_that_loses_its_gpu_is_named_and_the_run_resumes(lab: Lab, whole: Path) -> None:
+    run = lab.start("encoder:lose_gpu 1 4").wait()
+    incident = check_named(run, ranks=[1], stage="encoder", within_s=3)
+    assert incident["kind"] == "lost-gpu"
+    assert "nvidia-smi" in incident["advice"]
+    check_resumes(lab, run, whole)
+
+
+@pytest.mark.faults
 def test_row_18_a_run_killed_while_saving_resumes(lab: Lab, whole: Path) -> None:
     run = lab.start("killed_while_saving 0 5").wait()
     incident = check_named(run, ranks=[0], stage="checkpoint", within_s=3)

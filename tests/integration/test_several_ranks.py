@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from nest_ssl import load
 from tests.integration.runs import arguments, losses, run, run_here
@@ -41,3 +42,19 @@ def test_sharded_ranks_train_save_and_resume_like_whole_ones(
     run_here(arguments(corpus, tmp_path, "sharded", "trainer.max_steps=7", "~model.validation_ds"))
     assert "resumed on 1 rank (was 2)" in caplog.text
     assert saved[0].is_file()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+def test_more_ranks_than_gpus_share_them_only_with_the_switch(corpus: Path, tmp_path: Path) -> None:
+    count = torch.cuda.device_count()
+    options = (*TWO, f"trainer.devices={2 * count}", "trainer.accelerator=gpu", "trainer.precision=bf16")
+    done = run(arguments(corpus, tmp_path, "refused", *options))
+    assert done.returncode == 1
+    assert f"trainer.devices={2 * count}: " in done.stderr
+    assert "debug.share_gpu=true" in done.stderr
+    assert not (tmp_path / "refused").exists()
+    done = run(arguments(corpus, tmp_path, "shared", *options, "model.train_ds.batch_size=2", "debug.share_gpu=true"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "debug.share_gpu: ranks share GPUs" in done.stderr
+    assert losses(tmp_path / "shared" / "metrics.csv").keys() == {0, 1, 2}

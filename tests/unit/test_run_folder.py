@@ -27,7 +27,7 @@ def no_gpus_wanted() -> int:
 
 
 @pytest.mark.parametrize(
-    ("devices", "ranks"), [(4, 4), ("4", 4), ("0,1", 2), ("3,", 1), ("0, 2,5", 3), ([0, 2], 2), ([7], 1)]
+    ("devices", "ranks"), [(4, 4), ("4", 4), ("0,1", 2), ("3,", 1), ("0, 2,5", 3), ([0, 2], 2), ([7], 1), ([0, 0], 2)]
 )
 def test_a_count_and_a_list_of_devices_mean_as_many_ranks(devices: Any, ranks: int) -> None:
     for accelerator in ("auto", "cpu", "gpu"):
@@ -43,7 +43,7 @@ def test_all_devices_are_as_many_ranks_as_gpus_and_one_on_a_cpu(devices: Any) ->
     assert given_ranks_per_node(devices) is None
 
 
-@pytest.mark.parametrize("devices", [0, -2, "-2", "abc", "1,x", [], [0, 0], [-1], ["a"], None, ","])
+@pytest.mark.parametrize("devices", [0, -2, "-2", "abc", "1,x", [], [-1], ["a"], None, ","])
 def test_devices_that_mean_nothing_are_refused_by_name(devices: Any) -> None:
     with pytest.raises(ValueError, match=r"trainer\.devices=.*Use a count"):
         ranks_per_node(devices, "auto", lambda: 8)

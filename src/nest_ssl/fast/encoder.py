@@ -35,6 +35,7 @@ from nest_ssl.fast.graphs import is_sharded
 from nest_ssl.fast.ops.dropout import draw_seeds, dropout
 from nest_ssl.modules import ConformerEncoder
 from nest_ssl.modules.attention import MultiHeadAttention, RelPositionMultiHeadAttention
+from nest_ssl.modules.batch_norm import SynchronizedBatchNorm, move_statistics, normalize_together
 from nest_ssl.modules.conformer import ConformerConvolution, ConformerLayer, FeedForward, visible_context
 from nest_ssl.modules.inputs import valid_frames
 from nest_ssl.modules.subsampling import ConvSubsampling, HalvingConv
@@ -141,9 +142,8 @@ def run_layers(
 
     def run_one(layer: ConformerLayer, x_ND: Tensor, seeds: Tensor) -> Tensor:
         _any_size(x_ND, 0)
-        positions_RHC = None
-        if fuses_attention and pos_emb_1RD is not None:
-            positions_RHC = layer_positions(layer, pos_emb_1RD)
+        # Right before its layer: so its gradient comes right after the layer's, and can travel with them.
+        positions_RHC = layer_positions(layer, pos_emb_1RD) if fuses_attention else None
         out_ND: Tensor = run(layer, x_ND, frames, positions_RHC, seeds, on_gpu)
         return out_ND
 
@@ -166,11 +166,11 @@ def inside_call(module: nn.Module, function: Callable[..., Any], *args: Any) -> 
         del module.forward
 
 
-def layer_positions(layer: ConformerLayer, pos_emb_1RD: Tensor) -> Tensor:
-    """Return the (R, H, C) projected distances of a layer."""
-    attention = layer.self_attn
-    assert isinstance(attention, RelPositionMultiHeadAttention)
-    positions_RHC: Tensor = attention.linear_pos(pos_emb_1RD[0]).unflatten(1, (attention.n_heads, -1))
+def layer_positions(layer: ConformerLayer, pos_emb_1RD: Tensor | None) -> Tensor:
+    """Return (R, H, C) projected distances for a layer."""
+    assert isinstance(layer.self_attn, RelPositionMultiHeadAttention)
+    assert pos_emb_1RD is not None
+    positions_RHC: Tensor = layer.self_attn.linear_pos(pos_emb_1RD[0]).unflatten(1, (layer.self_attn.n_heads, -1))
     _any_size(positions_RHC, 0)
     return positions_RHC
 
@@ -277,7 +277,9 @@ def convolution(module: ConformerConvolution, x_ND: Tensor, frames: Frames, on_g
     x_ND = torch.where(frames.valid_N1, x_ND, 0.0)
     x_ND = depthwise(module, x_ND, frames.frames_BS, on_gpu)
     norm = module.batch_norm
-    if type(norm) is nn.BatchNorm1d:
+    if isinstance(norm, SynchronizedBatchNorm):
+        x_ND = normalize_together(norm, x_ND, frames.counted_N1, frames.num_counted)
+    elif type(norm) is nn.BatchNorm1d:
         x_ND = batch_norm(norm, x_ND, frames)
     elif isinstance(norm, nn.LayerNorm):
         x_ND = norm(x_ND)
@@ -308,24 +310,14 @@ def batch_norm(norm: nn.BatchNorm1d, x_ND: Tensor, frames: Frames) -> Tensor:
     x = x_ND.float()
     mean_D = torch.where(counted_N1, x, 0.0).sum(0) / count
     variance_D = torch.where(counted_N1, x - mean_D, 0.0).square().sum(0) / count
-    _move(norm, mean_D.detach(), (variance_D * count / (count - 1)).detach())
+    move_statistics(norm, mean_D.detach(), (variance_D * count / (count - 1)).detach())
     scale_D = torch.rsqrt(variance_D + norm.eps) * norm.weight
     return ((x - mean_D) * scale_D + norm.bias).to(x_ND.dtype)
 
 
-def _move(norm: nn.BatchNorm1d, mean_D: Tensor, variance_D: Tensor) -> None:
-    assert norm.momentum is not None
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    assert norm.num_batches_tracked is not None
-    norm.running_mean.lerp_(mean_D, norm.momentum)
-    norm.running_var.lerp_(variance_D, norm.momentum)
-    norm.num_batches_tracked.add_(1)
-
-
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _other_norm(norm: nn.Module, x_ND: Tensor, frames_BS: Tensor) -> Tensor:
-    """A norm that the compiler does not see: a synchronised batch norm communicates with other ranks."""
+    """A norm over the frames of each utterance."""
     out_BDS: Tensor = norm(x_ND.view(*frames_BS.shape, -1).transpose(1, 2))
     return out_BDS.transpose(1, 2).flatten(0, 1)
 

@@ -1,4 +1,4 @@
-"""Who this process is, as told by nest-ssl's own launcher, torchrun, or SLURM."""
+"""Who this process is and which GPU it uses, as told by nest-ssl's own launcher, torchrun, or SLURM."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import contextlib
 import os
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
+from nest_ssl.run_folder import listed_devices
 from nest_ssl.watchdog.rank import RankFacts
 
 BEACON_VARIABLE = "NEST_SSL_BEACON"
@@ -76,6 +79,96 @@ def first_host(nodelist: str) -> str:
     """Return the first host of a SLURM node list: 'gpu03' for 'gpu[03-05,9],cpu1'."""
     match = re.match(r"([^,\[]+)(?:\[([^,\-\]]+)[^\]]*\])?([^,\[]*)", nodelist)
     return f"{match[1]}{match[2] or ''}{match[3]}" if match else "127.0.0.1"
+
+
+# ---- which GPU ----
+
+
+def gpu_of_rank(devices: Any, facts: RankFacts, env: Mapping[str, str], count: int, *, share_gpu: bool = False) -> int:
+    """Return the number of a rank's GPU among the `count` GPUs that this process sees.
+
+    `devices` is `trainer.devices`. Numbers count what is visible: with CUDA_VISIBLE_DEVICES=4,5, GPU 1 is the card
+    that nvidia-smi calls 5. All ranks of a node refuse together: one that joined would wait for the others.
+    """
+    ranks, listed = facts.local_world_size, listed_devices(devices)
+    sharing = "debug.share_gpu=true to put several ranks on one GPU, for tests"
+    if listed is None:
+        if ranks <= count:
+            return facts.local_rank
+        if share_gpu or sees_only_its_own(facts, env, count):
+            return facts.local_rank % count
+        given = f"trainer.devices={devices}" + ("" if ranks == 1 or str(devices) == str(ranks) else f", {ranks} ranks")
+        raise ValueError(f"{given}: {_what_is_here(env, count)}. Use trainer.devices={count}, or {sharing}.")
+    if len(listed) != ranks:
+        raise ValueError(f"trainer.devices={devices}: lists {_gpus(len(listed))} for {ranks} ranks on this node.")
+    if len(set(listed)) < ranks and not share_gpu:
+        raise ValueError(f"trainer.devices={devices}: lists a GPU twice. Give every rank its own, or use {sharing}.")
+    if max(listed) < count:
+        return listed[facts.local_rank]
+    if sees_only_its_own(facts, env, count):
+        raise ValueError(
+            f"trainer.devices={devices}: {facts.launcher} shows each rank only its own GPU. "
+            f"Use trainer.devices={ranks}."
+        )
+    raise ValueError(
+        f"trainer.devices={devices}: there is no GPU {max(listed)}; {_what_is_here(env, count)}. Use numbers from 0 "
+        f"to {count - 1}."
+    )
+
+
+def sees_only_its_own(facts: RankFacts, env: Mapping[str, str], count: int) -> bool:
+    """Return whether this process sees fewer GPUs than its node has ranks because each rank has GPUs of its own.
+
+    nest-ssl and torchrun start ranks that all see the same GPUs. SLURM hides the others' with `--gpus-per-task` and
+    `--gpu-bind`, and says how many there are on the node; ranks that are started by hand have CUDA_VISIBLE_DEVICES.
+    """
+    if facts.local_world_size <= count:
+        return False
+    if facts.launcher == "environment":
+        return "CUDA_VISIBLE_DEVICES" in env
+    if facts.launcher != "slurm":
+        return False
+    is_bound = env.get("SLURM_GPU_BIND", "none") != "none" or "gpu" in env.get("SLURM_TRES_PER_TASK", "")
+    on_node = env.get("SLURM_GPUS_ON_NODE", "")
+    counts = [int(on_node) if on_node.isdigit() else 0]
+    counts += [len(env[name].split(",")) for name in ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS") if env.get(name)]
+    return is_bound or "SLURM_GPUS_PER_TASK" in env or max(counts) >= facts.local_world_size
+
+
+def most_visible_gpus(env: Mapping[str, str]) -> int:
+    """Return an upper bound of the GPUs that this process can see, without torch, which takes 2 s to import."""
+    count = len([path for path in Path("/dev").glob("nvidia*") if path.name.removeprefix("nvidia").isdigit()])
+    visible = env.get("CUDA_VISIBLE_DEVICES")
+    return count if visible is None else min(count, len([entry for entry in visible.split(",") if entry.strip()]))
+
+
+def shared_gpu_variables(facts: RankFacts) -> dict[str, str]:
+    """Return what lets several NCCL ranks use one GPU (`debug.share_gpu`); they talk over sockets.
+
+    NCCL refuses two ranks on one GPU of one host. It tells hosts apart by NCCL_HOSTID.
+    """
+    variables = {"NCCL_HOSTID": f"rank{facts.rank}"}
+    if facts.num_nodes == 1:
+        variables |= {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"}
+    return variables
+
+
+def gpu_label(number: int, env: Mapping[str, str], uuid: str, host: str) -> str:
+    """Return 'GPU 5 (GPU-8a41…) of gpu07': visible GPU `number`, as nvidia-smi on that host calls it."""
+    visible = [entry.strip() for entry in env.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    name = visible[number] if number < len(visible) and visible[number].isdigit() else str(number)
+    return f"GPU {name} ({uuid}) of {host}"
+
+
+def _what_is_here(env: Mapping[str, str], count: int) -> str:
+    visible = env.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return f"this machine has {_gpus(count)}"
+    return f"{_gpus(count)} {'is' if count == 1 else 'are'} visible (CUDA_VISIBLE_DEVICES={visible})"
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU{'' if count == 1 else 's'}"
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from nest_ssl.config.composing import DEFAULT_CONFIG
 from nest_ssl.config.data import DatasetConfig
 from nest_ssl.freed_memory import keep_freed_memory
 from nest_ssl.launch import ranks
-from nest_ssl.run_folder import RunFolder, ranks_per_node
+from nest_ssl.run_folder import RunFolder, given_ranks_per_node, ranks_per_node
 from nest_ssl.training import experiment
 from nest_ssl.watchdog.rank import FINISHED, NEEDS_A_PERSON, RESUMABLE, RankFacts
 
@@ -136,12 +136,16 @@ def run(cfg: NestConfig, main: Main, command: Command) -> Outcome:
     folder = experiment.run_folder(exp, cfg.name)
     if trainer.num_nodes > 1 or (facts is not None and facts.world_size > 1):
         experiment.check_all_name_it_alike(exp)
+    if facts is not None:
+        takes_all = given_ranks_per_node(trainer.devices) is None
+        if takes_all and ranks.sees_only_its_own(facts, os.environ, per_node):
+            per_node = facts.local_world_size
+        facts.check_against(per_node, trainer.num_nodes)
+    _check_gpus(cfg, facts, per_node)
     if facts is None and (per_node * trainer.num_nodes > 1 or cfg.watchdog.enabled):
         with experiment.named_for_ranks(folder):
             code = _launch(cfg, command, per_node, folder)
         return Outcome(code, folder.path, speaks=os.environ.get("NODE_RANK", "0") == "0")
-    if facts is not None:
-        facts.check_against(per_node, trainer.num_nodes)
     facts = facts or ranks.ALONE
     code = _train(cfg, main, command, facts, folder)
     return Outcome(code, folder.path, speaks=facts.rank == 0 and facts.launcher != "nest-ssl")
@@ -151,6 +155,28 @@ def _count_gpus() -> int:
     import torch  # only where GPUs have to be counted
 
     return torch.cuda.device_count()
+
+
+def _check_gpus(cfg: NestConfig, facts: RankFacts | None, per_node: int) -> None:
+    """Refuse GPUs that are not there, before a rank starts and before anything is written.
+
+    Torch, which takes 2 s to import, is asked only where a bound that is known without it leaves a doubt.
+    """
+    trainer, share_gpu = cfg.trainer, cfg.debug.share_gpu
+    most = 0 if trainer.accelerator == "cpu" else ranks.most_visible_gpus(os.environ)
+    if most == 0 and trainer.accelerator not in ("gpu", "cuda"):
+        return
+    if facts is None:  # the first rank that the launcher would start on this node
+        facts = RankFacts(0, 0, per_node * trainer.num_nodes, per_node, 0, "nest-ssl", "", 0)
+    try:
+        ranks.gpu_of_rank(trainer.devices, facts, os.environ, max(most, 1), share_gpu=share_gpu)
+        is_plausible = most > 0
+    except ValueError:
+        is_plausible = False
+    if not is_plausible:
+        from nest_ssl.training.parallel import device_for
+
+        device_for(trainer, facts, share_gpu=share_gpu)
 
 
 def _launch(cfg: NestConfig, command: Command, per_node: int, folder: RunFolder) -> int:
@@ -187,6 +213,7 @@ def _launch(cfg: NestConfig, command: Command, per_node: int, folder: RunFolder)
 def _train(cfg: NestConfig, main: Main, command: Command, facts: RankFacts, folder: RunFolder) -> int:
     from nest_ssl.launch.attach import attached
     from nest_ssl.launch.launcher import check_address, check_port
+    from nest_ssl.watchdog.judge.failure import describe
     from nest_ssl.watchdog.rank import RankState
 
     keep_freed_memory()
@@ -222,7 +249,12 @@ def _train(cfg: NestConfig, main: Main, command: Command, facts: RankFacts, fold
             agent.fail(error)
             if agent.has_monitor:
                 return NEEDS_A_PERSON  # the monitor has said what there is to say
-            raise
+            failure = describe(facts.rank, error, [], agent.gpu)
+            if not failure.is_lost_gpu:
+                raise
+            log.error("rank %d: %s. To do: %s.", facts.rank, failure.lost_gpu_cause, failure.lost_gpu_advice)
+            log.error("to resume: %s", settings["resume_command"])
+            return RESUMABLE
         agent.mark.state = RankState.FINISHED
     return FINISHED
 

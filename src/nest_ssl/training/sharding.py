@@ -7,7 +7,7 @@ scatters in the forward and backward pass. All else works on parts: they are pla
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -137,16 +137,43 @@ def gathered(tensors: Mapping[str, Tensor], world: World) -> dict[str, Tensor]:
 # ---- gradients ----
 
 
-def own_gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
-    """The parts of all gradients that there are, in the same memory."""
-    return [part(parameter.grad) for parameter in parameters if parameter.grad is not None]
+class ShardedGradients:
+    """The gradients of sharded weights: torch averages them in the backward pass and leaves their parts in `p.grad`."""
 
+    share = 1.0
+    num_collectives = 0
 
-def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """The norm of the whole gradient, the same on every rank; stays on the device. One collective."""
-    square = torch.nn.utils.get_total_norm(own_gradients(parameters)).square()
-    distributed.all_reduce(square)
-    return square.sqrt()
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self.parameters = list(parameters)
+
+    def begin(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def backward(self, loss: Tensor, leaves: Mapping[nn.Parameter, nn.Parameter], *, exchanges: bool) -> None:
+        loss.backward()
+
+    def wait(self) -> None:
+        """Torch has waited."""
+
+    def show(self) -> None:
+        """They are in `p.grad` already."""
+
+    def parts(self) -> list[Tensor]:
+        return [part(parameter.grad) for parameter in self.parameters if parameter.grad is not None]
+
+    def norm(self) -> Tensor:
+        """The norm of the whole gradient, the same on every rank. One collective."""
+        square = torch.nn.utils.get_total_norm(self.parts()).square()
+        distributed.all_reduce(square)
+        return square.sqrt()
+
+    def clip(self, most: float, norm: Tensor) -> None:
+        torch._foreach_mul_(self.parts(), torch.clamp(most / (norm + 1e-6), max=1.0))
+
+    def clip_values(self, most: float) -> None:
+        torch._foreach_clamp_min_(self.parts(), -most)
+        torch._foreach_clamp_max_(self.parts(), most)
 
 
 # ---- checkpoints: every rank writes its own part ----

@@ -55,6 +55,8 @@ class RankAgent:
         """The first step has begun: from now on the loop checks after every step whether to stop."""
         self.describe_work: Callable[[], list[str]] = list
         """Describe what the rank is working on, for the report of a failure."""
+        self.gpu = ""
+        """Its GPU and host in words, once chosen; for a failed GPU, which can no longer be asked."""
         self.show: Callable[[], None] = lambda: None
         """Let `nest-ssl doctor` find the beacon of a run without a monitor."""
         self.keep_monitor: Callable[[], None] = lambda: None
@@ -159,7 +161,7 @@ class RankAgent:
         """Write the exception down before anything else; then wait for the monitor to end the job."""
         if self.mark.state is not RankState.RUNNING:
             return
-        write_failure(self.beacon.folder, self.facts.rank, error, self.describe_work())
+        write_failure(self.beacon.folder, self.facts.rank, error, self.describe_work(), self.gpu)
         self._dump_collectives()
         self.mark.state = RankState.FAILED
         if self.has_monitor:

@@ -67,12 +67,17 @@ def run_out_of_memory() -> None:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 79.1 GiB in all.")
 
 
+def lose_gpu() -> None:
+    raise RuntimeError("CUDA error: unspecified launch failure\nCUDA kernel errors might be reported later.")
+
+
 def extra_all_reduce() -> None:
     torch.distributed.all_reduce(torch.ones(7))
 
 
 ACTS: dict[str, Callable[[], None]] = {
-    act.__name__: act for act in (sleep, spin, hold_the_gil, kill, freeze, fail, run_out_of_memory, extra_all_reduce)
+    act.__name__: act
+    for act in (sleep, spin, hold_the_gil, kill, freeze, fail, run_out_of_memory, lose_gpu, extra_all_reduce)
 }
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from nest_ssl.config import compose
-from nest_ssl.launch.ranks import as_rank_zero, first_host, from_environment, tasks_per_node
+from nest_ssl.launch import ranks
+from nest_ssl.launch.ranks import as_rank_zero, first_host, from_environment, gpu_of_rank, tasks_per_node
 from nest_ssl.training.run import Command, pretrain, run
+from nest_ssl.watchdog.rank import RankFacts
 
 TORCHRUN = {
     "RANK": "5",
@@ -99,3 +103,126 @@ def test_the_launcher_reads_a_configuration_as_rank_zero_would(monkeypatch: pyte
     with as_rank_zero():
         assert os.environ["RANK"] == "0"
     assert "RANK" not in os.environ
+
+
+# ---- which GPU ----
+
+FOUR_TASKS = {"SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+ONE_EACH = {"SLURM_GPUS_PER_TASK": "1", "CUDA_VISIBLE_DEVICES": "0"}
+BOUND = {"SLURM_GPUS_ON_NODE": "4", "CUDA_VISIBLE_DEVICES": "3"}
+
+
+def gpus_of_node(
+    devices: Any, num_ranks: int, count: int, launcher: str = "nest-ssl", env: dict[str, str] | None = None, **more: Any
+) -> list[int]:
+    """The GPU of each rank of one node that sees `count` of them."""
+    facts = [RankFacts(rank, rank, num_ranks, num_ranks, 0, launcher, "127.0.0.1", 29500) for rank in range(num_ranks)]
+    return [gpu_of_rank(devices, one, env or {}, count, **more) for one in facts]
+
+
+@pytest.mark.parametrize(
+    ("devices", "num_ranks", "count", "launcher", "env", "gpus"),
+    [
+        (4, 4, 8, "nest-ssl", {}, [0, 1, 2, 3]),
+        (1, 1, 8, "nobody", {}, [0]),
+        ([5], 1, 8, "nobody", {}, [5]),
+        ([0, 2], 2, 4, "nest-ssl", {}, [0, 2]),
+        ("3,1", 2, 4, "nest-ssl", {}, [3, 1]),
+        (-1, 4, 4, "nest-ssl", {}, [0, 1, 2, 3]),
+        ("auto", 2, 2, "nest-ssl", {}, [0, 1]),
+        # numbers count what is visible: these are nvidia-smi's 4 and 6
+        (2, 2, 2, "nest-ssl", {"CUDA_VISIBLE_DEVICES": "4,6"}, [0, 1]),
+        ([1], 1, 2, "nobody", {"CUDA_VISIBLE_DEVICES": "4,6"}, [1]),
+        (4, 4, 4, "torchrun", {}, [0, 1, 2, 3]),
+        ("2,3", 2, 4, "torchrun", {}, [2, 3]),
+        # SLURM: --gpus-per-node, --gpus-per-task=1 (in its own numbers or the cgroup's), --gpu-bind, two GPUs per task
+        (4, 4, 4, "slurm", FOUR_TASKS, [0, 1, 2, 3]),
+        (4, 4, 1, "slurm", ONE_EACH, [0, 0, 0, 0]),
+        (-1, 4, 1, "slurm", BOUND, [0, 0, 0, 0]),
+        (4, 4, 1, "slurm", {"SLURM_GPU_BIND": "single:1"}, [0, 0, 0, 0]),
+        (4, 4, 1, "slurm", {"SLURM_TRES_PER_TASK": "cpu:8,gres/gpu:1"}, [0, 0, 0, 0]),
+        (4, 4, 1, "slurm", {"SLURM_STEP_GPUS": "0,1,2,3"}, [0, 0, 0, 0]),
+        (4, 4, 2, "slurm", {"SLURM_GPUS_PER_TASK": "2"}, [0, 1, 0, 1]),
+        # started by hand, each with its own CUDA_VISIBLE_DEVICES
+        (2, 2, 1, "environment", {"CUDA_VISIBLE_DEVICES": "1"}, [0, 0]),
+    ],
+)
+def test_a_rank_gets_the_gpu_that_is_meant_for_it(
+    devices: Any, num_ranks: int, count: int, launcher: str, env: dict[str, str], gpus: list[int]
+) -> None:
+    assert gpus_of_node(devices, num_ranks, count, launcher, env) == gpus
+
+
+@pytest.mark.parametrize(
+    ("devices", "num_ranks", "count", "gpus"),
+    [(4, 4, 1, [0, 0, 0, 0]), (4, 4, 3, [0, 1, 2, 0]), ([0, 0], 2, 1, [0, 0]), (2, 2, 4, [0, 1])],
+)
+def test_ranks_share_gpus_only_with_the_switch(devices: Any, num_ranks: int, count: int, gpus: list[int]) -> None:
+    assert gpus_of_node(devices, num_ranks, count, share_gpu=True) == gpus
+
+
+@pytest.mark.parametrize(
+    ("devices", "num_ranks", "count", "launcher", "env", "words"),
+    [
+        (
+            4,
+            4,
+            1,
+            "nest-ssl",
+            {},
+            r"trainer\.devices=4: this machine has 1 GPU\. Use trainer\.devices=1, or debug\.share_gpu=true to put "
+            r"several ranks on one GPU, for tests\.",
+        ),
+        (8, 8, 2, "torchrun", {"CUDA_VISIBLE_DEVICES": "4,6"}, r"2 GPUs are visible \(CUDA_VISIBLE_DEVICES=4,6\)"),
+        (4, 4, 1, "slurm", {"SLURM_GPUS_ON_NODE": "1"}, "this machine has 1 GPU"),
+        (2, 2, 1, "environment", {}, "this machine has 1 GPU"),
+        (-1, 4, 2, "torchrun", {}, r"trainer\.devices=-1, 4 ranks: this machine has 2 GPUs"),
+        ([0, 4], 2, 4, "nest-ssl", {}, "there is no GPU 4; this machine has 4 GPUs. Use numbers from 0 to 3"),
+        ([0, 0], 2, 4, "nest-ssl", {}, r"lists a GPU twice\. .* debug\.share_gpu=true"),
+        ([0, 2], 2, 1, "slurm", ONE_EACH, r"slurm shows each rank only its own GPU\. Use trainer\.devices=2"),
+        ([0], 2, 4, "torchrun", {}, "lists 1 GPU for 2 ranks on this node"),
+    ],
+)
+def test_gpus_that_are_not_there_are_refused_by_every_rank(
+    devices: Any, num_ranks: int, count: int, launcher: str, env: dict[str, str], words: str
+) -> None:
+    for rank in range(num_ranks):
+        facts = RankFacts(rank, rank, num_ranks, num_ranks, 0, launcher, "127.0.0.1", 29500)
+        with pytest.raises(ValueError, match=words):
+            gpu_of_rank(devices, facts, env, count)
+
+
+@pytest.mark.parametrize("launcher", ["nest-ssl", "torchrun"])
+def test_more_ranks_than_gpus_are_refused_before_anything_is_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, launcher: str
+) -> None:
+    monkeypatch.setattr(ranks, "most_visible_gpus", lambda env: 1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    if launcher == "torchrun":
+        here = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
+        for name, value in {**TORCHRUN, **here}.items():
+            monkeypatch.setenv(name, value)
+    cfg = compose(
+        "nest_demo", ["trainer.devices=2", "trainer.accelerator=gpu", f"exp_manager.explicit_log_dir={tmp_path}/run"]
+    )
+    with pytest.raises(ValueError, match=r"trainer\.devices=2: this machine has 1 GPU"):
+        run(cfg, pretrain, Command([], []))
+    assert not list(tmp_path.iterdir())
+
+
+def test_ranks_on_one_gpu_look_like_hosts_to_nccl() -> None:
+    facts = RankFacts(3, 1, 4, 2, 1, "torchrun", "node0", 1)
+    assert ranks.shared_gpu_variables(facts) == {"NCCL_HOSTID": "rank3"}  # two machines: not over loopback
+    alone = RankFacts(1, 1, 2, 2, 0, "nest-ssl", "127.0.0.1", 1)
+    assert ranks.shared_gpu_variables(alone) == {
+        "NCCL_HOSTID": "rank1",
+        "NCCL_SOCKET_IFNAME": "lo",
+        "NCCL_IB_DISABLE": "1",
+    }
+
+
+def test_a_gpu_is_called_what_nvidia_smi_calls_it() -> None:
+    assert ranks.gpu_label(1, {"CUDA_VISIBLE_DEVICES": "4,6"}, "GPU-8a", "gpu07") == "GPU 6 (GPU-8a) of gpu07"
+    assert ranks.gpu_label(1, {}, "GPU-8a", "gpu07") == "GPU 1 (GPU-8a) of gpu07"
+    assert ranks.gpu_label(0, {"CUDA_VISIBLE_DEVICES": "GPU-8a"}, "GPU-8a", "gpu07") == "GPU 0 (GPU-8a) of gpu07"

@@ -107,12 +107,12 @@ def train(world: World, way: str) -> dict[str, Any]:
     validated.append(validate(trained))
     losses += take_steps(trained, range(2, 3))
     before = whole_state(trained, world)
-    for parameter in trained.step.parameters:
+    for parameter in trained.step.gradients.parameters:
         if parameter.grad is not None and world.rank == 0:
             sharding.part(parameter.grad).view(-1)[:1] = torch.nan  # one rank's part is enough
-    trained.step._update(3)
+    trained.step._update()
     after = whole_state(trained, world)
-    plan = trained.step.objective.description
+    plan = trained.step.engine.description
     return {"losses": losses, "validated": validated, "before": before, "after": after, "plan": plan}
 
 

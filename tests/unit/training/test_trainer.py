@@ -6,12 +6,10 @@ import dataclasses
 from typing import Any
 
 import pytest
-import torch
 
 from nest_ssl.config import TrainerConfig
 from nest_ssl.config.training import NO_EFFECT, REFUSED
 from nest_ssl.training import Trainer
-from nest_ssl.training.parallel import device_for
 from tests.helpers import tiny_model
 
 LIGHTNINGS = [
@@ -137,22 +135,6 @@ def test_invalid_values_are_refused(options: dict[str, Any], words: str) -> None
 @pytest.mark.parametrize("precision", [32, "32", "32-true", None, "bf16", "bf16-mixed", 16, "16", "16-mixed"])
 def test_nemos_and_lightnings_names_of_precisions_are_known(precision: Any) -> None:
     Trainer(accelerator="cpu", precision=precision)
-
-
-def test_more_devices_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(ValueError, match="trainer.devices=8: this machine has 2 GPUs"):
-        device_for(TrainerConfig(devices=8, accelerator="gpu"), 0)
-    assert device_for(TrainerConfig(devices=[0, 1], accelerator="gpu"), 1) == torch.device("cuda", 1)
-    assert device_for(TrainerConfig(devices=-1), 1) == torch.device("cuda", 1)
-
-
-def test_listed_devices_belong_to_ranks_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    config = TrainerConfig(devices="3,1", accelerator="gpu")
-    assert [device_for(config, rank).index for rank in range(2)] == [3, 1]
 
 
 def test_a_configuration_section_unpacks_into_arguments() -> None:

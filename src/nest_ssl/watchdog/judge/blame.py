@@ -31,8 +31,8 @@ class Verdict:
     """What is wrong, and which ranks caused it."""
 
     kind: str
-    """died, failed, out-of-memory, worker-died, stopped, worker-stopped, file, never-joined, left-early, gil, missing,
-    diverged, unfinished or stalled."""
+    """died, failed, out-of-memory, lost-gpu, worker-died, stopped, worker-stopped, file, never-joined, left-early, gil,
+    missing, diverged, unfinished or stalled."""
     culprits: list[RankRow]
     stalled_s: float = 0.0
     worker: WorkerRow | None = None
@@ -128,7 +128,7 @@ def _failed(row: RankRow, failure: Failure, rows: Sequence[RankRow]) -> Verdict:
         culprits = [other for other in rows if other.rank in ranks]
         stalled_s = max((other.in_stage_s for other in culprits), default=0.0)
         return Verdict("missing", culprits or [row], stalled_s, failure=failure, waiting=_others(rows, culprits))
-    kind = "out-of-memory" if failure.is_out_of_memory else "failed"
+    kind = "out-of-memory" if failure.is_out_of_memory else "lost-gpu" if failure.is_lost_gpu else "failed"
     return Verdict(kind, [row], failure=failure, waiting=waiting)
 
 

@@ -27,6 +27,20 @@ LOST_PEER = (
     "timed out waiting",
 )
 
+LOST_GPU = (
+    "uncorrectable ecc error",
+    "uncorrectable nvlink error",
+    "hardware error",
+    "hardware stack error",
+    "unspecified launch failure",
+    "unknown error",
+    "no cuda-capable device is detected",
+    "busy or unavailable",
+    "system not yet initialized",
+)
+"""What CUDA says of a GPU that has failed, fallen off the bus, or been taken away. An illegal memory access or an
+assertion on the device is not among them: that is a bug, and would recur on any GPU."""
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -41,6 +55,8 @@ class Failure:
     """What the rank adds: the files and durations of its batch."""
     is_plain: bool = False
     """An operating system error, or one that nest-ssl raised for its user: the message says it all."""
+    gpu: str = ""
+    """The rank's GPU and host, in words."""
 
     @property
     def is_lost_peer(self) -> bool:
@@ -53,6 +69,33 @@ class Failure:
     @property
     def is_out_of_memory(self) -> bool:
         return self.type in ("OutOfMemoryError", "MemoryError") or "out of memory" in self.message.lower()
+
+    @property
+    def is_lost_gpu(self) -> bool:
+        """Whether the GPU, not the program, has failed; the run can continue on another one."""
+        text = self.message.lower()
+        return (
+            self.type in ("AcceleratorError", "RuntimeError", "DistBackendError")
+            and ("cuda error" in text or "cuda failure" in text)
+            and any(words in text for words in LOST_GPU)
+        )
+
+    @property
+    def lost_gpu_cause(self) -> str:
+        said = next((line for line in self.message.splitlines() if "cuda" in line.lower()), self.first_line)
+        return f"{self.gpu or 'its GPU'} no longer works: {said.strip()[:200]}"
+
+    @property
+    def lost_gpu_advice(self) -> str:
+        host = self.gpu.rpartition(" of ")[2]
+        return (
+            f"run 'nvidia-smi' and 'dmesg | grep Xid'{f' on {host}' if host else ''}; reset the GPU or leave the node "
+            f"out (SLURM: --exclude={host or 'HOST'}), then resume"
+        )
+
+    @property
+    def first_line(self) -> str:
+        return self.message.strip().splitlines()[0] if self.message.strip() else "no message"
 
     @property
     def innermost_frames(self) -> list[str]:
@@ -81,9 +124,8 @@ def file_name(rank: int) -> str:
     return f"failure_rank{rank}.json"
 
 
-def write_failure(folder: Path, rank: int, error: BaseException, context: list[str]) -> Failure:
-    """Write the failure where the monitor looks for it; a rank's first one is kept."""
-    failure = Failure(
+def describe(rank: int, error: BaseException, context: list[str], gpu: str = "") -> Failure:
+    return Failure(
         rank=rank,
         type=type(error).__name__,
         message=str(error),
@@ -91,7 +133,13 @@ def write_failure(folder: Path, rank: int, error: BaseException, context: list[s
         monotonic_ns=time.monotonic_ns(),
         context=context,
         is_plain=isinstance(error, OSError) or (isinstance(error, ValueError) and _is_ours(error)),
+        gpu=gpu,
     )
+
+
+def write_failure(folder: Path, rank: int, error: BaseException, context: list[str], gpu: str = "") -> Failure:
+    """Write the failure where the monitor looks for it; a rank's first one is kept."""
+    failure = describe(rank, error, context, gpu)
     path = folder / file_name(rank)
     if not path.exists():
         # The folder may be full, or gone because the job was ended meanwhile.

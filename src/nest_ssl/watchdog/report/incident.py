@@ -140,6 +140,7 @@ def headline(verdict: Verdict) -> str:
         "died": "died",
         "failed": "failed",
         "out-of-memory": "ran out of memory",
+        "lost-gpu": "lost its GPU",
         "worker-died": "lost a DataLoader worker",
         "stopped": "were stopped by a signal" if len(verdict.ranks) > 1 else "was stopped by a signal",
         "worker-stopped": "is waiting for a DataLoader worker that was stopped",
@@ -158,11 +159,12 @@ def cause(verdict: Verdict) -> str:
     kind = verdict.kind
     if kind == "died":
         return _why_it_died(row)
+    if failure is not None and kind == "lost-gpu":
+        return failure.lost_gpu_cause
     if failure is not None and kind in ("failed", "out-of-memory"):
-        first_line = failure.message.strip().splitlines()[0] if failure.message.strip() else "no message"
         if failure.is_lost_peer:
-            return f"the connection to another rank was lost ({first_line[:200]})"
-        return f"{failure.type}: {first_line[:400]}"
+            return f"the connection to another rank was lost ({failure.first_line[:200]})"
+        return f"{failure.type}: {failure.first_line[:400]}"
     if kind in ("worker-died", "worker-stopped", "file"):
         return _why_no_data(verdict)
     if kind == "stopped":
@@ -254,6 +256,8 @@ def advice(verdict: Verdict) -> str:
     kind, failure = verdict.kind, verdict.failure
     if kind == "out-of-memory":
         return "lower model.train_ds.batch_size or max_duration (or batch_duration), or use trainer.precision=bf16"
+    if failure is not None and kind == "lost-gpu":
+        return failure.lost_gpu_advice
     if failure is not None and kind == "failed":
         return (
             "check the other nodes, then resume" if failure.is_lost_peer else "fix what the message says, then resume"

@@ -45,6 +45,22 @@ def test_out_of_memory_advises_what_to_lower() -> None:
     assert "batch_size" in incident.advice(verdict)
 
 
+def test_a_lost_gpu_is_named_with_its_host_and_the_run_can_resume() -> None:
+    lost = Failure(
+        1, "AcceleratorError", "CUDA error: unspecified launch failure\nmore", "", 1, gpu="GPU 5 (GPU-8a) of gpu07"
+    )
+    rows = [row(0), row(1, Stage.ENCODER, state=RankState.FAILED)]
+    verdict = judge_dead(rows, {1: lost})
+    assert verdict is not None
+    assert (verdict.kind, verdict.ranks, incident.exit_code_of(verdict)) == ("lost-gpu", [1], 75)
+    assert incident.headline(verdict) == "rank 1 lost its GPU"
+    assert incident.cause(verdict) == (
+        "GPU 5 (GPU-8a) of gpu07 no longer works: CUDA error: unspecified launch failure"
+    )
+    assert "'nvidia-smi'" in incident.advice(verdict)
+    assert "--exclude=gpu07" in incident.advice(verdict)
+
+
 @pytest.mark.parametrize(
     "message",
     ["DataLoader worker (pid 901) is killed by signal: Killed. ", "DataLoader worker (pid(s) 901) exited unexpectedly"],

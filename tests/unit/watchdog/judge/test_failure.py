@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nest_ssl.launch.ranks import tasks_per_node
-from nest_ssl.watchdog.judge.failure import read_failures, write_failure
+from nest_ssl.watchdog.judge.failure import Failure, read_failures, write_failure
 
 
 def raised(act: object) -> BaseException:
@@ -46,3 +46,19 @@ def test_a_traceback_is_shown_without_the_frames_of_packages(tmp_path: Path) -> 
 )
 def test_an_error_that_nest_ssl_raised_for_its_user_is_plain(tmp_path: Path, act: object, is_plain: bool) -> None:
     assert write_failure(tmp_path, 0, raised(act), []).is_plain is is_plain
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "is_lost"),
+    [
+        ("AcceleratorError", "CUDA error: unspecified launch failure\nSearch for `cudaErrorLaunchFailure' in …", True),
+        ("RuntimeError", "CUDA error: uncorrectable ECC error encountered", True),
+        ("DistBackendError", "NCCL error: Cuda failure 999 'unknown error'", True),
+        ("AcceleratorError", "CUDA error: an illegal memory access was encountered", False),
+        ("AcceleratorError", "CUDA error: device-side assert triggered", False),
+        ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2 GiB", False),
+        ("ValueError", "CUDA error: unknown error", False),
+    ],
+)
+def test_a_gpu_that_failed_is_told_from_a_bug(kind: str, message: str, is_lost: bool) -> None:
+    assert Failure(0, kind, message, "", 0).is_lost_gpu is is_lost
