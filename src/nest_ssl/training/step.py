@@ -140,7 +140,8 @@ class TrainStep:
     @property
     def updates_in_graph(self) -> bool:
         """The optimizer's step can be captured: torch's fused Adam and AdamW on a GPU."""
-        return self.scaler is None and is_fused(self.optimizer) and self._found_inf.is_cuda
+        whole = isinstance(self.gradients, Gradients)
+        return whole and self.scaler is None and is_fused(self.optimizer) and self._found_inf.is_cuda
 
     def to_device(self, batch: AudioNoiseBatch) -> AudioNoiseBatch:
         """The batch on the device, copied while earlier steps compute."""
@@ -327,8 +328,7 @@ def is_fused(optimizer: Optimizer) -> bool:
     # Groups may come from a checkpoint of an optimizer that was not fused. SGD's kernel would leave its first momentum
     # as it found the memory.
     groups = optimizer.param_groups
-    fused = isinstance(optimizer, (Adam, AdamW)) and all(group.get("fused") for group in groups)
-    return fused and not hasattr(groups[0]["params"][0], "full_tensor")
+    return isinstance(optimizer, (Adam, AdamW)) and all(group.get("fused") for group in groups)
 
 
 def skip_gradient(optimizer: Optimizer, skip: Tensor) -> None:
