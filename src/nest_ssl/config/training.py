@@ -187,6 +187,12 @@ class TrainerConfig:
         name = self.strategy if isinstance(self.strategy, str) else self.strategy["_target_"].rpartition(".")[2]
         return "fsdp" if name in ("fsdp", "FSDPStrategy") else "ddp"
 
+    @property
+    def exchange_dtype(self) -> str:
+        """'32' or 'bf16': how gradients travel between ranks."""
+        given = self.strategy.get("exchange_dtype", "32") if isinstance(self.strategy, dict) else "32"
+        return str(given)
+
 
 def _check_precision(precision: int | str | None) -> None:
     if str(precision) in PRECISIONS:
@@ -199,12 +205,18 @@ def _check_precision(precision: int | str | None) -> None:
 
 
 STRATEGY_OPTIONS: dict[str, tuple[str, ...]] = {
-    "DDPStrategy": ("process_group_backend", "find_unused_parameters", "gradient_as_bucket_view", "static_graph"),
+    "DDPStrategy": (
+        "process_group_backend",
+        "find_unused_parameters",
+        "gradient_as_bucket_view",
+        "static_graph",
+        "exchange_dtype",
+    ),
     "FSDPStrategy": ("process_group_backend",),
     "SingleDeviceStrategy": (),
 }
-"""Accepted options of Lightning's strategies. The last three of DDP tune torch's gradient exchange; ours needs no
-tuning and gives the same results."""
+"""Accepted options of Lightning's strategies, and one of our own: `exchange_dtype`, in which gradients travel between
+ranks (32 or bf16). The three before it tune torch's gradient exchange; ours needs no tuning and gives the same results."""
 
 
 def _check_strategy(strategy: str | dict[str, Any]) -> None:
@@ -214,6 +226,8 @@ def _check_strategy(strategy: str | dict[str, Any]) -> None:
             raise ValueError(f"trainer.strategy._target_: {name} is not a strategy.")
         for option in strategy.keys() - {"_target_", *STRATEGY_OPTIONS[name]}:
             raise ValueError(f"trainer.strategy.{option}: not supported for {name}. {LIGHTNING}")
+        if str(strategy.get("exchange_dtype", "32")) not in ("32", "bf16"):
+            raise ValueError(f"trainer.strategy.exchange_dtype={strategy['exchange_dtype']}: not 32 or bf16.")
         return
     if strategy not in STRATEGIES:
         known = ", ".join(STRATEGIES)
@@ -387,6 +401,17 @@ class DebugConfig:
     """Wait for all ranks before the encoder, and name the ranks that do not arrive."""
     share_gpu: bool = False
     """Let several ranks use one GPU: local rank r has GPU r % count. For tests: it shows behaviour, not speed."""
+    check_every_n_steps: int = 0
+    """Compare every n-th replayed step with the same step uncaptured, and the weights of all ranks; 0: only the first
+    replay of each shape."""
+    collectives: bool = False
+    """Make all collectives with one rank too, with itself: to measure what they cost."""
+
+    def __post_init__(self) -> None:
+        if self.check_every_n_steps < 0:
+            raise ValueError(
+                f"debug.check_every_n_steps={self.check_every_n_steps}: not a number of steps. Use 0 for never."
+            )
 
 
 InitFrom = str | dict[str, Any] | None

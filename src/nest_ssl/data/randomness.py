@@ -22,6 +22,7 @@ class Stream(IntEnum):
     SCHEDULE = 2
     UTTERANCE = 3
     SHARDS = 4
+    CONTEXT = 5
 
 
 RandomSource = np.random.Generator | torch.Generator | Sequence[np.random.Generator] | None

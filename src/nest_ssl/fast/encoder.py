@@ -31,6 +31,7 @@ from torch.utils.checkpoint import checkpoint
 from nest_ssl.fast.ops.dropout import draw_seeds, dropout
 from nest_ssl.modules import ConformerEncoder
 from nest_ssl.modules.attention import MultiHeadAttention, RelPositionMultiHeadAttention
+from nest_ssl.modules.batch_norm import SynchronizedBatchNorm, move_statistics, normalize_together
 from nest_ssl.modules.conformer import ConformerConvolution, ConformerLayer, FeedForward, visible_context
 from nest_ssl.modules.inputs import valid_frames
 from nest_ssl.modules.subsampling import ConvSubsampling, HalvingConv
@@ -125,9 +126,9 @@ def run_layers(
     batch, size, width = x_BSD.shape
     x_BSD, pos_emb_1RD = encoder.pos_enc(x_BSD)
     on_gpu = x_BSD.is_cuda
-    positions = layer_positions(encoder, pos_emb_1RD) if on_gpu and pos_emb_1RD is not None else None
-    frames = frames_of(encoder, length, num_frames, size, None if positions else pos_emb_1RD)
-    if positions is None:
+    fuses_attention = on_gpu and pos_emb_1RD is not None
+    frames = frames_of(encoder, length, num_frames, size, None if fuses_attention else pos_emb_1RD)
+    if not fuses_attention:
         log_once("Plain attention: the fused one needs rel_pos and a GPU.")
     seeds = draw_seeds(len(encoder.layers), NUM_SEEDS, device=x_BSD.device).unbind()
     run = compiled(fused_layer, activation_budget)
@@ -136,20 +137,21 @@ def run_layers(
     x_ND = x_ND.float() if torch.is_autocast_enabled(x_BSD.device.type) else x_ND
     for index, layer in enumerate(encoder.layers):
         _any_size(x_ND, 0)
-        out_ND = run(layer, x_ND, frames, None if positions is None else positions[index], seeds[index], on_gpu)
+        # Right before its layer: so its gradient comes right after the layer's, and can travel with them.
+        positions_RHC = layer_positions(layer, pos_emb_1RD) if fuses_attention else None
+        out_ND = run(layer, x_ND, frames, positions_RHC, seeds[index], on_gpu)
         x_ND = encoder.skip_at_random(index, x_ND, out_ND)
     return x_ND.view(batch, size, width)
 
 
-def layer_positions(encoder: ConformerEncoder, pos_emb_1RD: Tensor) -> list[Tensor]:
-    """Return (R, H, C) projected distances for each layer."""
-    out = []
-    for layer in encoder.layers:
-        assert isinstance(layer.self_attn, RelPositionMultiHeadAttention)
-        positions_RHC = layer.self_attn.linear_pos(pos_emb_1RD[0]).unflatten(1, (encoder.cfg.n_heads, -1))
-        _any_size(positions_RHC, 0)
-        out.append(positions_RHC)
-    return out
+def layer_positions(layer: nn.Module, pos_emb_1RD: Tensor | None) -> Tensor:
+    """Return (R, H, C) projected distances for a layer."""
+    assert isinstance(layer, ConformerLayer)
+    assert isinstance(layer.self_attn, RelPositionMultiHeadAttention)
+    assert pos_emb_1RD is not None
+    positions_RHC: Tensor = layer.self_attn.linear_pos(pos_emb_1RD[0]).unflatten(1, (layer.self_attn.n_heads, -1))
+    _any_size(positions_RHC, 0)
+    return positions_RHC
 
 
 def frames_of(
@@ -254,7 +256,9 @@ def convolution(module: ConformerConvolution, x_ND: Tensor, frames: Frames, on_g
     x_ND = torch.where(frames.valid_N1, x_ND, 0.0)
     x_ND = depthwise(module, x_ND, frames.frames_BS, on_gpu)
     norm = module.batch_norm
-    if type(norm) is nn.BatchNorm1d:
+    if isinstance(norm, SynchronizedBatchNorm):
+        x_ND = normalize_together(norm, x_ND, frames.counted_N1, frames.num_counted)
+    elif type(norm) is nn.BatchNorm1d:
         x_ND = batch_norm(norm, x_ND, frames)
     elif isinstance(norm, nn.LayerNorm):
         x_ND = norm(x_ND)
@@ -285,24 +289,14 @@ def batch_norm(norm: nn.BatchNorm1d, x_ND: Tensor, frames: Frames) -> Tensor:
     x = x_ND.float()
     mean_D = torch.where(counted_N1, x, 0.0).sum(0) / count
     variance_D = torch.where(counted_N1, x - mean_D, 0.0).square().sum(0) / count
-    _move(norm, mean_D.detach(), (variance_D * count / (count - 1)).detach())
+    move_statistics(norm, mean_D.detach(), (variance_D * count / (count - 1)).detach())
     scale_D = torch.rsqrt(variance_D + norm.eps) * norm.weight
     return ((x - mean_D) * scale_D + norm.bias).to(x_ND.dtype)
 
 
-def _move(norm: nn.BatchNorm1d, mean_D: Tensor, variance_D: Tensor) -> None:
-    assert norm.momentum is not None
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    assert norm.num_batches_tracked is not None
-    norm.running_mean.lerp_(mean_D, norm.momentum)
-    norm.running_var.lerp_(variance_D, norm.momentum)
-    norm.num_batches_tracked.add_(1)
-
-
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _other_norm(norm: nn.Module, x_ND: Tensor, frames_BS: Tensor) -> Tensor:
-    """A norm that the compiler does not see: a synchronised batch norm communicates with other ranks."""
+    """A norm over the frames of each utterance."""
     out_BDS: Tensor = norm(x_ND.view(*frames_BS.shape, -1).transpose(1, 2))
     return out_BDS.transpose(1, 2).flatten(0, 1)
 

@@ -1,9 +1,9 @@
 """How a training step runs: CUDA graphs, fused layers, or the plain model. This is the one place that decides.
 
 `accelerate(model)` looks at the model, its device and the configuration, logs one line with the
-decision and its reason, and returns an `Objective`, which computes gradients. The model itself does
-not change: same classes, same state dict, and it can be called as before. `model.compile: off`
-switches everything off.
+decision and its reason, and returns an `Engine`, which runs steps. The model itself does not
+change: same classes, same state dict, and it can be called as before. `model.compile: off` switches
+everything off.
 """
 
 from __future__ import annotations
@@ -11,18 +11,20 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nest_ssl.fast.encoder import fused, log_once
 from nest_ssl.fast.graphs import (
-    MEMORY_SHARE,
     Batch,
     Graphs,
+    Key,
+    Lane,
+    Leaves,
     Padding,
     StepGraph,
     is_as_built,
@@ -33,9 +35,29 @@ from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
 from nest_ssl.modules.inputs import Mels, Signal
 from nest_ssl.objective import MaskedPrediction
 
-__all__ = ["Batch", "Objective", "accelerate"]
+__all__ = ["Batch", "Engine", "Work", "accelerate"]
 
 log = logging.getLogger(__name__)
+
+TOLERANCE = 1e-4
+"""Relative difference of loss and gradient norm between a replay and the same step uncaptured; none is expected."""
+
+Predict = Callable[[], MaskedPrediction]
+"""The forward pass of a step."""
+
+
+@dataclass
+class Work:
+    """What a step does with its prediction, on the device alone: it may be captured, and then no Python runs."""
+
+    run: Callable[[Predict], None]
+    """Calls the forward pass, and everything after it. Keeps nothing that it makes."""
+    hold: Tensor
+    """Scalar; where true, the step changes no weights."""
+    outcome: Tensor
+    """(2,) loss and gradient norm of the latest step."""
+    volatile: Callable[[], Sequence[Tensor]]
+    """What a step changes even where it is held."""
 
 
 def accelerate(
@@ -45,8 +67,8 @@ def accelerate(
     activation_budget: float | None = None,
     autocast: torch.dtype | None = None,
     no_graphs: str | None = None,
-) -> Objective:
-    """Return the training objective of `model` in the fastest form that gives the same results.
+) -> Engine:
+    """Return what runs training steps of `model` in the fastest form that gives the same results.
 
     `compile`: auto (fused layers and graphs on a CUDA GPU), on (fused layers on a CPU too, without
     kernels: for tests) or off. `activation_budget`: the share of activations that fused layers keep
@@ -54,7 +76,7 @@ def accelerate(
     `no_graphs`: a reason why graphs must not be used, which is logged.
     """
     budget = model.cfg.activation_budget if activation_budget is None else activation_budget
-    return Objective(model, compile, budget, autocast, no_graphs)
+    return Engine(model, compile, budget, autocast, no_graphs)
 
 
 @dataclass(frozen=True)
@@ -104,19 +126,23 @@ def _obstacle_to_fusing(model: EncDecDenoiseMaskedTokenPredModel, compile: str, 
     return None
 
 
-class Objective:
-    """The training objective of a model: gradients for training, predictions for validation.
+class Engine:
+    """Runs the steps of a model: forward, and whatever the caller does with the prediction.
 
-    The first step of a batch shape runs uncaptured, at the size to which a graph would pad it; the
-    second is captured, and replayed from then on. The forward pass runs under autocast and the
-    backward pass outside it, captured or not, so that both give the same bits. The model is
-    inspected once: call `refresh` after freezing parameters, adding hooks or moving it.
+    The first step of a shape runs uncaptured, at the size to which a graph would pad it; the second
+    is captured, compared with the same step uncaptured, and replayed from then on. The forward pass
+    runs under autocast and the rest outside it, captured or not, so that both give the same bits.
+    The model is inspected once: call `refresh` after freezing parameters, adding hooks or moving it.
     """
 
-    on_backward: Callable[[Tensor], None] | None = None
-    """Called with the loss right before the backward pass of an uncaptured step."""
     description: str
     """One line: what was decided, and why."""
+    vote: Callable[[str], list[str]]
+    """Tells all ranks a text, and returns those of all ranks."""
+    is_shared = False
+    """Several ranks replay together: their shapes must come from the plan, and a step cannot be repeated by one."""
+    on_mismatch: Callable[[str], None] | None = None
+    """Called with a text when a replay differs from the same step uncaptured."""
 
     def __init__(
         self,
@@ -125,23 +151,35 @@ class Objective:
         activation_budget: float,
         autocast: torch.dtype | None,
         no_graphs: str | None,
-        memory_share: float = MEMORY_SHARE,
     ) -> None:
         self.model = model
         self._compile, self._activation_budget = compile, activation_budget
-        self._autocast, self._no_graphs, self._memory_share = autocast, no_graphs, memory_share
+        self._autocast, self._no_graphs = autocast, no_graphs
         self.description = ""
+        self.vote = lambda text: [text]
+        self.check_next = False
+        """Compare the next replay with the same step uncaptured."""
+        self._uncapturable: set[tuple[int, int]] = set()
+        """Shapes for which there was no room."""
         self.refresh()
 
     @property
     def num_graphs(self) -> int:
         return 0 if self._graphs is None else len(self._graphs)
 
+    @property
+    def leaves(self) -> Mapping[nn.Parameter, nn.Parameter]:
+        """The tensors on which the backward pass leaves the gradient of each trainable parameter."""
+        return self._leaves
+
     def refresh(self) -> None:
         """Forget all graphs, and look at the model again."""
-        self._params = [p for p in self.model.parameters() if p.requires_grad]
+        params = [p for p in self.model.parameters() if p.requires_grad]
         self._plan = decide(self.model, self._compile, self._autocast, self._no_graphs)
         self._padding = Padding.of(self.model)
+        self._lane = Lane(_device(self.model)) if self._plan.graphs else None
+        self._stand_ins = Leaves(self.model, params) if self._plan.graphs else None
+        self._leaves = {p: p for p in params} if self._stand_ins is None else self._stand_ins.of
         self.release()
         if str(self._plan) != self.description:
             self.description = str(self._plan)
@@ -150,61 +188,101 @@ class Objective:
     def release(self) -> None:
         """Drop all graphs and their memory. Later steps are captured again, as if their shapes were new."""
         self._graphs: Graphs | None = None
-        self._seen: set[tuple[int, int]] = set()
+        self._seen: set[Key] = set()
+        if self._lane is not None:
+            self._lane.renew()
+            self._graphs = Graphs(self._lane)
 
-    @torch.enable_grad()
-    def gradients(
+    def run(
         self,
         batch: Batch,
+        work: Work,
         *,
-        share: float = 1.0,
-        adds: bool = False,
-        scaler: torch.amp.GradScaler | None = None,
-    ) -> MaskedPrediction:
-        """Leave the gradient of share × loss in every trainable parameter's `.grad`.
+        planned: int | None = None,
+        variant: Hashable = None,
+        context: tuple[int, int] | None = None,
+    ) -> bool:
+        """Run a step. Return whether it was captured or checked just now.
 
-        It replaces what was there or, if `adds`, is added to it. Parameters that the loss does not
-        reach keep None. Return the prediction, detached, with the loss as it is (unscaled, without
-        the share); it is valid until the next call.
+        `planned` is the size that the plan gives to this step's audio on all ranks. Steps of one
+        shape whose work differs have different `variant`s. `context`: what the attention sees,
+        where the model has several.
         """
-        adds = adds and any(p.grad is not None for p in self._params)
-        shape = None if scaler is not None else self._graph_shape(batch)
-        if shape is not None and shape in self._seen:
-            graph = self._captured(batch, shape, adds)
-            if graph is not None and self._graphs is not None:
-                return self._graphs.replay(graph, batch, share, adds)
-        if self._plan.fused and not is_as_built(self.model.encoder):  # hooks were added since: they must run
-            self.refresh()
-            shape = None
-        if shape is None:
-            return self._uncaptured(batch, None, share, adds, scaler)
-        prediction = self._uncaptured(*padded(batch, shape[1]), share, adds, None)
-        self._seen.add(shape)
-        return prediction
+        size = self._graph_size(batch, planned)
+        if size is None or self._graphs is None:
+            self._uncaptured(batch, None, work, context)
+            return False
+        key = (batch[0].shape[0], size, (variant, context))
+        graph = self._graphs.find(key)
+        checks = self.check_next
+        if graph is None and key in self._seen and key[:2] not in self._uncapturable:
+            graph, checks = self._captured(self._graphs, key, batch, work, context), True
+        if graph is not None and checks:
+            self.check_next = False
+            graph = self._checked(graph, key, batch, work, context)
+        if graph is None:
+            self._uncaptured(batch, size, work, context)
+            self._seen.add(key)
+        else:
+            with self._lane_entered():
+                graph.replay(batch)
+        return checks
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> MaskedPrediction:
         """Predict without gradients, by the plain model in the mode it is in, under autocast."""
-        with self._precision():
+        with self._computing(), self._precision():
             return self.model.masked_loss(*batch)
 
+    # ---- uncaptured ----
+
     def _uncaptured(
-        self, batch: Batch, num_samples: Tensor | None, share: float, adds: bool, scaler: torch.amp.GradScaler | None
-    ) -> MaskedPrediction:
-        if not adds:
-            for p in self._params:
-                p.grad = None
-        prediction = self._predict(batch, num_samples)
-        if self.on_backward is not None:
-            self.on_backward(prediction.loss.detach())
-        if scaler is None:
-            prediction.loss.backward(torch.full_like(prediction.loss, share))
+        self, batch: Batch, size: int | None, work: Work, context: tuple[int, int] | None
+    ) -> None:
+        """Run a step, padded to `size`; if memory runs out, once more without graphs, from unchanged state."""
+        if self._plan.fused and not is_as_built(self.model.encoder):  # hooks were added since: they must run
+            self.refresh()
+            size = None
+        may_repeat = self.num_graphs > 0 and not self.is_shared
+        kept = [tensor.clone() for tensor in work.volatile()] if may_repeat else []
+        try:
+            self._launch(batch, size, work, context)
+        except torch.OutOfMemoryError as error:
+            if not may_repeat:
+                raise self._out_of_memory(batch, size) from error
         else:
-            scaler.scale(prediction.loss * share).backward()
-        return prediction.detached()
+            return
+        # Outside the handler: the error holds the activations of the step.
+        log.warning("Out of memory: %d CUDA graphs are dropped, and the step is repeated without them.", self.num_graphs)
+        _put_back(work.volatile(), kept)
+        self._uncapturable.add((batch[0].shape[0], size or batch[0].shape[1]))
+        self.release()
+        torch.cuda.empty_cache()
+        try:
+            self._launch(batch, size, work, context)
+        except torch.OutOfMemoryError as error:
+            raise self._out_of_memory(batch, size) from error
+
+    def _launch(self, batch: Batch, size: int | None, work: Work, context: tuple[int, int] | None) -> None:
+        with self._computing():
+            whole, num_samples = (batch, None) if size is None else padded(batch, size)
+            self._work_on(whole, num_samples, work, context)
+
+    @torch.enable_grad()
+    def _work_on(
+        self, batch: Batch, num_samples: Tensor | None, work: Work, context: tuple[int, int] | None
+    ) -> None:
+        """The step itself, captured or not; `num_samples` is the size of the batch before it was padded."""
+        encoder = self.model.encoder
+        encoder.next_context = context
+        try:
+            with contextlib.nullcontext() if self._stand_ins is None else self._stand_ins.in_the_model():
+                work.run(lambda: self._predict(batch, num_samples))
+        finally:
+            encoder.next_context = None
 
     def _predict(self, batch: Batch, num_samples: Tensor | None) -> MaskedPrediction:
-        """The forward pass under autocast; `num_samples` is the size of the batch before it was padded."""
+        """The forward pass under autocast."""
         with self._precision():
             if not (self._plan.fused and self.model.training):
                 assert num_samples is None, "only fused layers ignore padding"
@@ -221,34 +299,105 @@ class Objective:
             return contextlib.nullcontext()
         return torch.autocast(device.type, dtype=self._autocast, enabled=self._autocast is not None)
 
-    def _graph_shape(self, batch: Batch) -> tuple[int, int] | None:
-        """Return the batch size and padded audio size of a step that may be a graph, or None."""
+    @contextlib.contextmanager
+    def _computing(self) -> Iterator[None]:
+        with contextlib.nullcontext() if self._lane is None else self._lane.computing():
+            yield
+
+    @contextlib.contextmanager
+    def _lane_entered(self) -> Iterator[None]:
+        with contextlib.nullcontext() if self._lane is None else self._lane.entered():
+            yield
+
+    def _out_of_memory(self, batch: Batch, size: int | None) -> torch.OutOfMemoryError:
+        free, total = torch.cuda.mem_get_info() if torch.cuda.is_available() else (0, 0)
+        seconds = (size or batch[0].shape[1]) / self.model.cfg.sample_rate
+        return torch.OutOfMemoryError(
+            f"the GPU is out of memory in a step of {batch[0].shape[0]} utterances x {seconds:.1f} s: "
+            f"{(total - free) / 2**30:.1f} of {total / 2**30:.1f} GiB are in use. Lower model.train_ds.batch_size (or "
+            f"bucket_batch_size, batch_duration), model.train_ds.max_duration or model.activation_budget; 'nest-ssl fit' "
+            f"finds what fits. The same command resumes from the last checkpoint."
+        )
+
+    # ---- captured ----
+
+    def _graph_size(self, batch: Batch, planned: int | None) -> int | None:
+        """Return the padded audio size of a step that may be a graph, or None."""
         if not (self._plan.graphs and self.model.training):
             return None
         if batch[0].shape != batch[2].shape:
             log_once("No CUDA graph for batches whose clean and noisy audio differ in size.")
             return None
-        return batch[0].shape[0], self._padding.size(batch[0].shape[1])
+        if self.is_shared and (planned is None or self._padding.samples_per_frame == 0):
+            reason = "the plan gives no common size" if planned is None else "its norm would count padding"
+            log_once(f"No CUDA graph for a step on several ranks: {reason}.")
+            return None
+        return self._padding.size(max(batch[0].shape[1], planned or 0))
 
-    def _captured(self, batch: Batch, shape: tuple[int, int], adds: bool) -> StepGraph | None:
-        """Return the graph of this step, captured if it is new; None if there can be none."""
-        if self._graphs is not None:
-            graph = self._graphs.find(*shape, adds)
-            if graph is not None:
-                return graph
+    def _captured(
+        self, graphs: Graphs, key: Key, batch: Batch, work: Work, context: tuple[int, int] | None
+    ) -> StepGraph | None:
+        """Capture the step, if all ranks can."""
+        answer = "yes"
         try:
-            if self._graphs is None:
-                self._graphs = Graphs(self.model, self._params, self._predict, self._memory_share)
-            if not self._graphs.has_room():
-                log_once(f"No more CUDA graphs: the {len(self._graphs)} captured ones fill their share of the memory.")
-                return None
-            return self._graphs.capture(batch, shape[1], adds)
+            if graphs.has_room(key):
+                graphs.capture(key, batch, lambda own, size: self._work_on(own, size, work, context))
+            else:
+                answer = "no room"
         # Out of memory, or an operation that cannot be captured: the step itself may still work.
         except RuntimeError as error:
-            log.warning("A step could not be captured (%s); steps run without CUDA graphs from here on.", error)
-            self._no_graphs = "a step could not be captured"
-            self.refresh()
-            return None
+            answer = "no room" if isinstance(error, torch.OutOfMemoryError) else f"failed: {error}".splitlines()[0]
+        answers = self.vote(answer)
+        failed = next((f"rank {rank} {text}" for rank, text in enumerate(answers) if text.startswith("failed")), None)
+        if failed is not None:
+            self.give_up(f"a step could not be captured ({failed})")
+        elif any(text != "yes" for text in answers):
+            graphs.drop(key)
+            self._uncapturable.add(key[:2])
+            log.info("No CUDA graph for %d x %d samples: %s.", *key[:2], "there is no room for it")
+        return None if self._graphs is None else self._graphs.find(key)
+
+    def _checked(
+        self, graph: StepGraph, key: Key, batch: Batch, work: Work, context: tuple[int, int] | None
+    ) -> StepGraph | None:
+        """Run the step twice without changing a weight, uncaptured and replayed: both must give the same."""
+        device = _device(self.model)
+        kept = [tensor.clone() for tensor in work.volatile()]
+        random = torch.get_rng_state() if device.type == "cpu" else torch.cuda.get_rng_state(device)
+        outcomes = []
+        work.hold.fill_(True)
+        for replays in (False, True):
+            if replays:
+                with self._lane_entered():
+                    graph.replay(batch)
+            else:
+                self._launch(batch, key[1], work, context)
+            outcomes.append(work.outcome.clone())
+            _put_back(work.volatile(), kept)
+            _ = torch.set_rng_state(random) if device.type == "cpu" else torch.cuda.set_rng_state(random, device)
+        work.hold.fill_(False)
+        wanted, found = (outcome.tolist() for outcome in outcomes)
+        agrees = torch.allclose(outcomes[1], outcomes[0], rtol=TOLERANCE, atol=0.0, equal_nan=True)
+        answers = self.vote("same" if agrees else f"loss and gradient norm {found} instead of {wanted}")
+        if all(text == "same" for text in answers):
+            return graph
+        text = "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(answers) if text != "same")
+        if self.on_mismatch is not None:
+            self.on_mismatch(f"a replayed step differs from the same step uncaptured: {text}")
+        self.give_up("a replayed step differed from the same step uncaptured")
+        return None
+
+    def give_up(self, reason: str) -> None:
+        """Run without graphs from here on."""
+        log.warning("Steps run without CUDA graphs from here on: %s.", reason)
+        self._no_graphs = reason
+        self.refresh()
+
+
+def _put_back(tensors: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
+    with torch.no_grad():
+        for tensor, value in zip(tensors, kept, strict=True):
+            tensor.copy_(value)
 
 
 def both_features(model: EncDecDenoiseMaskedTokenPredModel, batch: Batch) -> tuple[Mels, Mels]:

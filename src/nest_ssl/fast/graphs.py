@@ -1,16 +1,16 @@
 """Training steps as CUDA graphs: a step whose shape has been seen before is one launch instead of thousands.
 
 Small batches spend their time on launching kernels: without graphs 8 × 16 s takes as long as 32 ×
-16 s (123 and 136 ms on an H200; 18 and 36 ms with them). A graph holds forward and backward and
-leaves the gradients in static buffers, which become the parameters' `.grad`: nothing is allocated
-or copied after a replay. All graphs share these buffers and one memory pool. Audio is padded to one
-of few sizes (results do not change), so that shapes repeat.
+16 s (123 and 136 ms on an H200; 18 and 36 ms with them). A graph holds a whole step: forward,
+backward, and what the caller does with the gradients. It computes in memory that all graphs, and
+steps that are not captured, share (`Lane`): nothing that is made in a step may outlive it. Audio is
+padded to one of few sizes (results do not change), so that shapes repeat.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,21 +18,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from nest_ssl.modules.batch_norm import SynchronizedBatchNorm
 from nest_ssl.modules.conformer import ConformerConvolution
 
 if TYPE_CHECKING:
     from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
-    from nest_ssl.objective import MaskedPrediction
 
-MEMORY_SHARE = 0.05
-"""At most this share of the GPU's memory is for what graphs hold between steps: batches and predictions, 0.2 GB
-for 64 × 16 s and 8192 codes. The memory in which they compute is shared by all of them."""
+SPARE_BYTES = 2**29
+"""Memory that must be free on the GPU before a step is captured: the driver keeps some for every graph."""
 
 Batch = tuple[Tensor, Tensor, Tensor, Tensor]
 """Audio, its lengths, noisy audio, its lengths."""
 
-Predict = Callable[[Batch, Tensor], "MaskedPrediction"]
-"""The forward pass of a padded batch, whose size before padding is a scalar tensor."""
+Key = tuple[int, int, Hashable]
+"""Batch size, padded audio size, and what else tells steps apart."""
 
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 
@@ -41,11 +40,9 @@ _BUILT_FROM = ("torch.nn.modules.", "nest_ssl.")
 
 def obstacle_to_graphs(model: EncDecDenoiseMaskedTokenPredModel) -> str | None:
     """Return why the model's steps cannot be graphs, or None."""
-    if len(model.encoder.cfg.attention_contexts) > 1:
-        return "encoder.att_context_size has several contexts, and every step draws one"
     norms = {type(m.batch_norm) for m in model.modules() if isinstance(m, ConformerConvolution)}
-    if not norms <= {nn.BatchNorm1d, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d}:
-        return "the batch norm is synchronised between ranks (trainer.sync_batchnorm=false allows graphs)"
+    if not norms <= {nn.BatchNorm1d, SynchronizedBatchNorm, nn.LayerNorm, nn.GroupNorm, nn.InstanceNorm1d}:
+        return "the convolutions have a norm of another library"
     if any(must_run(hook) for module in model.modules() for hook in hooks_of(module)):
         return "the model has a hook, and a graph calls none"
     return None
@@ -76,7 +73,7 @@ class Padding:
 def padding_is_exact(model: EncDecDenoiseMaskedTokenPredModel) -> bool:
     """Return whether frames may be added to a batch without changing its results: not if a norm counts them."""
     norms = {type(m.batch_norm) for m in model.encoder.modules() if isinstance(m, ConformerConvolution)}
-    return norms <= {nn.BatchNorm1d, nn.LayerNorm}
+    return norms <= {nn.BatchNorm1d, SynchronizedBatchNorm, nn.LayerNorm}
 
 
 def padded(batch: Batch, size: int) -> tuple[Batch, Tensor]:
@@ -87,149 +84,153 @@ def padded(batch: Batch, size: int) -> tuple[Batch, Tensor]:
     return (F.pad(audio, pads), audio_len.clone(), F.pad(noisy_audio, pads), noisy_audio_len.clone()), num_samples
 
 
-class Graphs:
-    """The captured steps of a model, by batch size, padded audio size, and whether gradients are added.
+class Lane:
+    """The stream on which steps run, captured or not, and the memory in which they compute.
 
-    The model must stay on its device, with the parameters it has; otherwise make new graphs.
+    Memory that a graph uses only while it runs is free for the next step, whatever that is. So a
+    tensor that is made in a step must not be kept beyond it, except in the first one, before there
+    is any graph.
     """
 
-    def __init__(
-        self, model: nn.Module, params: Sequence[nn.Parameter], predict: Predict, memory_share: float = MEMORY_SHARE
-    ) -> None:
-        self._model, self._params, self._predict, self._memory_share = model, list(params), predict, memory_share
-        self._device = self._params[0].device
-        self._graphs: dict[tuple[int, int, bool], StepGraph] = {}
-        self._pool: Any = None
-        self._grads: list[Tensor | None] = [torch.zeros_like(p) for p in self._params]
-        self._share = torch.ones((), device=self._device)
-        self._share_value = 1.0
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.stream = torch.cuda.Stream(device)
+        self.renew()
 
-    def __len__(self) -> int:
-        return len(self._graphs)
+    def renew(self) -> None:
+        """Start with other memory; the old one is free once no graph uses it."""
+        self._pool = torch.cuda.MemPool()
 
-    def has_room(self) -> bool:
-        held = sum(graph.num_bytes for graph in self._graphs.values())
-        return held < self._memory_share * torch.cuda.get_device_properties(self._device).total_memory
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """Launch on the stream, after what was launched before; what is launched later waits."""
+        around = torch.cuda.current_stream(self.device)
+        self.stream.wait_stream(around)
+        with torch.cuda.stream(self.stream):
+            yield
+        around.wait_stream(self.stream)
 
-    def find(self, batch_size: int, num_samples: int, adds: bool) -> StepGraph | None:
-        return self._graphs.get((batch_size, num_samples, adds))
+    @contextlib.contextmanager
+    def computing(self) -> Iterator[None]:
+        """The same, and allocate in the shared memory: in the backward pass too, whose thread has this stream."""
+        index, pool = torch.cuda._utils._get_device_index(self.device), self._pool.id
+        with self.entered():
+            torch._C._cuda_beginAllocateCurrentStreamToPool(index, pool)
+            try:
+                yield
+            finally:
+                torch._C._cuda_endAllocateToPool(index, pool)
+                torch._C._cuda_releasePool(index, pool)
 
-    def capture(self, batch: Batch, num_samples: int, adds: bool) -> StepGraph:
-        """Record a step of this batch, padded to `num_samples`. Recording runs nothing: replay it."""
-        own_batch, own_size = padded(batch, num_samples)
-        leaves = {p: nn.Parameter(p.detach()) for p in self._params}
+    def record(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """Capture what `run` launches; nothing runs before the first replay."""
+        graph = torch.cuda.CUDAGraph()
+        # A weight cast to bf16 before the capture would be read, unchanged, by every replay.
+        torch.clear_autocast_cache()
+        with torch.cuda.graph(graph, pool=self._pool.id, stream=self.stream, capture_error_mode="thread_local"):
+            run()
+        torch.clear_autocast_cache()
+        return graph
 
-        def run() -> MaskedPrediction:
-            with with_parameters(self._model, leaves):
-                prediction = self._predict(own_batch, own_size)
-                found = torch.autograd.grad(
-                    prediction.loss,
-                    list(leaves.values()),
-                    grad_outputs=self._share.to(prediction.loss.dtype),
-                    allow_unused=True,
-                )
-            # A parameter that the loss does not reach has no gradient, as without graphs.
-            self._grads = [None if grad is None else own for own, grad in zip(self._grads, found, strict=True)]
-            into = [own for own in self._grads if own is not None]
-            grads = [grad for grad in found if grad is not None]
-            (torch._foreach_add_ if adds else torch._foreach_copy_)(into, grads)
-            return prediction.detached()
+    def has_room(self, num_bytes: int) -> bool:
+        """Whether another graph fits, whose inputs need this much."""
+        return torch.cuda.mem_get_info(self.device)[0] > num_bytes + SPARE_BYTES
 
-        self._pool = self._pool or new_pool()
-        graph, prediction = record(run, self._pool)
-        made = StepGraph(graph, own_batch, own_size, prediction, filled=batch[0].shape[1])
-        self._graphs[batch[0].shape[0], num_samples, adds] = made
-        return made
 
-    def replay(self, graph: StepGraph, batch: Batch, share: float, adds: bool) -> MaskedPrediction:
-        """Run a captured step on this batch. Its gradients are then the parameters' `.grad`."""
-        if adds:
-            self._take_over_gradients()
-        if share != self._share_value:
-            self._share.fill_(share)
-            self._share_value = share
-        graph.load(batch)
-        graph.graph.replay()
-        for p, grad in zip(self._params, self._grads, strict=True):
-            if p.grad is not grad:
-                p.grad = grad
-        return graph.prediction
+class Inputs:
+    """Where a graph finds its batch: a place that all graphs share as far as it is large enough."""
 
-    def _take_over_gradients(self) -> None:
-        """Copy gradients that an uncaptured step left elsewhere into the buffers that the graphs add to."""
-        into, given = [], []
-        for p, own in zip(self._params, self._grads, strict=True):
-            if own is None or p.grad is own:
-                continue
-            if p.grad is None:
-                own.zero_()
-            else:
-                into.append(own)
-                given.append(p.grad)
-        if into:
-            torch._foreach_copy_(into, given)
+    def __init__(self, storage: Tensor, batch_size: int, num_samples: int) -> None:
+        audio, noisy = storage[: 2 * batch_size * num_samples].view(2, batch_size, num_samples)
+        lengths = torch.zeros(2, batch_size, dtype=torch.long, device=storage.device)
+        self.batch: Batch = (audio, lengths[0], noisy, lengths[1])
+        self.num_samples = torch.zeros((), dtype=torch.long, device=storage.device)
+        """Of the batch before it was padded."""
+        self._size = 0
+
+    @classmethod
+    def num_values(cls, batch_size: int, num_samples: int) -> int:
+        return 2 * batch_size * num_samples
+
+    def load(self, batch: Batch) -> None:
+        size = batch[0].shape[1]
+        for ours, given in ((self.batch[0], batch[0]), (self.batch[2], batch[2])):
+            ours[:, :size].copy_(given, non_blocking=True)
+            ours[:, size:].zero_()
+        self.batch[1].copy_(batch[1], non_blocking=True)
+        self.batch[3].copy_(batch[3], non_blocking=True)
+        if size != self._size:
+            self.num_samples.fill_(size)
+            self._size = size
 
 
 @dataclass
 class StepGraph:
-    """A captured step and the memory it reads and writes."""
+    """A captured step and the batch it reads."""
 
     graph: torch.cuda.CUDAGraph
-    batch: Batch
-    num_samples: Tensor
-    prediction: MaskedPrediction
-    filled: int
-    """Samples per row that may be other than zero."""
+    inputs: Inputs
 
-    @property
-    def num_bytes(self) -> int:
-        """What is held until the next replay."""
-        return sum(tensor.nbytes for tensor in (*self.batch, *vars(self.prediction).values()))
-
-    def load(self, batch: Batch) -> None:
-        audio, audio_len, noisy_audio, noisy_audio_len = self.batch
-        size = batch[0].shape[1]
-        for ours, given in ((audio, batch[0]), (noisy_audio, batch[2])):
-            if size < self.filled:
-                ours[:, size : self.filled].zero_()
-            ours[:, :size].copy_(given, non_blocking=True)
-        audio_len.copy_(batch[1], non_blocking=True)
-        noisy_audio_len.copy_(batch[3], non_blocking=True)
-        if size != self.filled:
-            self.num_samples.fill_(size)
-            self.filled = size
+    def replay(self, batch: Batch) -> None:
+        self.inputs.load(batch)
+        self.graph.replay()
 
 
-def new_pool() -> Any:
-    return torch.cuda.graph_pool_handle()
+class Graphs:
+    """The captured steps of a run, by shape."""
+
+    def __init__(self, lane: Lane) -> None:
+        self.lane = lane
+        self._graphs: dict[Key, StepGraph] = {}
+        self._storage = torch.empty(0, device=lane.device)
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def find(self, key: Key) -> StepGraph | None:
+        return self._graphs.get(key)
+
+    def has_room(self, key: Key) -> bool:
+        missing = Inputs.num_values(*key[:2]) - self._storage.numel()
+        return self.lane.has_room(self._storage.itemsize * max(missing, 0))
+
+    def capture(self, key: Key, batch: Batch, run: Callable[[Batch, Tensor], None]) -> StepGraph:
+        """Record `run` on batches of this shape; `batch` is only an example, which the first replay overwrites."""
+        num_values = Inputs.num_values(*key[:2])
+        if num_values > self._storage.numel():
+            self._storage = torch.empty(num_values, device=self.lane.device)
+        inputs = Inputs(self._storage, *key[:2])
+        inputs.load(batch)
+        made = StepGraph(self.lane.record(lambda: run(inputs.batch, inputs.num_samples)), inputs)
+        self._graphs[key] = made
+        return made
+
+    def drop(self, key: Key) -> None:
+        self._graphs.pop(key, None)
 
 
-def record(run: Callable[[], MaskedPrediction], pool: Any) -> tuple[torch.cuda.CUDAGraph, MaskedPrediction]:
-    """Capture what `run` launches; its result holds no values before the first replay."""
-    graph = torch.cuda.CUDAGraph()
-    # A weight cast to bf16 before the capture would be read, unchanged, by every replay.
-    torch.clear_autocast_cache()
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-        result = run()
-    torch.clear_autocast_cache()
-    return graph, result
-
-
-@contextlib.contextmanager
-def with_parameters(model: nn.Module, others: Mapping[nn.Parameter, nn.Parameter]) -> Iterator[None]:
-    """Put `others` in place of the model's parameters: the same memory, but unknown to autograd.
+class Leaves:
+    """Stand-ins for a model's parameters: the same memory, but unknown to autograd.
 
     A parameter that autograd knows, from an earlier step that somebody still holds, belongs to the
     stream it was first used on, and a capture may not touch another stream.
     """
-    places = [(module, name, p) for module in model.modules() for name, p in module._parameters.items() if p in others]
-    for module, name, p in places:
-        module._parameters[name] = others[p]  # type: ignore[index]
-    try:
-        yield
-    finally:
-        for module, name, p in places:
-            module._parameters[name] = p
+
+    def __init__(self, model: nn.Module, params: Sequence[nn.Parameter]) -> None:
+        self.of: Mapping[nn.Parameter, nn.Parameter] = {p: nn.Parameter(p.detach()) for p in params}
+        self._places = [
+            (module, name, p) for module in model.modules() for name, p in module._parameters.items() if p in self.of
+        ]
+
+    @contextlib.contextmanager
+    def in_the_model(self) -> Iterator[None]:
+        for module, name, p in self._places:
+            module._parameters[name] = self.of[p]  # type: ignore[index]
+        try:
+            yield
+        finally:
+            for module, name, p in self._places:
+                module._parameters[name] = p
 
 
 # ---- what calling a part would do, and reading its weights would not ----

@@ -61,6 +61,8 @@ class ConformerEncoder(nn.Module):
         )
         shared = position_biases(cfg.d_model, cfg.n_heads) if relative and not cfg.untie_biases else None
         self.layers = nn.ModuleList(ConformerLayer(cfg, shared) for _ in range(cfg.n_layers))
+        self.next_context: tuple[int, int] | None = None
+        """Of several contexts, the one that training draws next; None: each call draws its own."""
         self.layer_drop_probs = layer_drop_probs(cfg)
         project = cfg.feat_out > 0 and cfg.feat_out != cfg.d_model
         self.out_proj = nn.Linear(cfg.d_model, cfg.feat_out) if project else None
@@ -108,6 +110,8 @@ class ConformerEncoder(nn.Module):
 
     def draw_context(self) -> tuple[int, int]:
         """Return how many frames the attention sees to the left and right; of several, training draws one."""
+        if self.training and self.next_context is not None:
+            return self.next_context
         if self.training and len(self.contexts) > 1:
             return random.choices(self.contexts, weights=self.context_probs)[0]
         return self.att_context_size[0], self.att_context_size[1]

@@ -30,10 +30,9 @@ from torch import Tensor
 from nest_ssl.config import ExperimentConfig, TrainerConfig
 from nest_ssl.config.checks import duration_s
 from nest_ssl.data import AudioNoiseBatch, PlannedLoader
-from nest_ssl.data.randomness import Use, seed_everything
-from nest_ssl.objective import MaskedPrediction
+from nest_ssl.data.randomness import Stream, Use, generator_for, seed_everything
 from nest_ssl.training.loggers import Loggers, Progress
-from nest_ssl.training.metrics import Throughput, count_tokens
+from nest_ssl.training.metrics import Throughput
 from nest_ssl.training.parallel import FirstRanksClock, World, batch_statistics
 from nest_ssl.training.saving import Saver
 from nest_ssl.training.state import Trained, TrainState
@@ -166,7 +165,8 @@ class Loop:
     def __post_init__(self) -> None:
         self.throughput = Throughput(self.trained.model.cfg.sample_rate)
         self.clock = FirstRanksClock(self.world)
-        self.look_back = LookBack(self.trained.model, self.world.rank)
+        self.look_back = LookBack(self.trained.model, self.step.results, self.world.rank)
+        self.step.means = self.state.means
         self.log_every = self.config.log_every_n_steps or 50
         self._validated_at_s = time.monotonic()
         self._first_step = self.state.step
@@ -220,17 +220,18 @@ class Loop:
         self.watch.batch_arrives(batch)
         self.throughput.batch_arrives(batch)
         files, size = batch.audio_filepaths, len(batch.sample_id or ()) or 1
-        batch = batch.to(self.world.device, non_blocking=True).mixed()
+        batch = self.step.to_device(batch)
         begins, updates = self._begins_step, (number + 1) % accumulate == 0 or is_last
         self._begins_step = updates
         seed_everything(self.seed, Use.TRAIN, state.epoch, number, self.world.rank)
         rate = self.step.optimizer.param_groups[0]["lr"]
-        predicted = self.step(batch, begins=begins, updates=updates, step=state.step)
+        state.means.start(state.epoch)
+        self.step(batch, begins=begins, updates=updates, step=state.step, context=self._context(number))
 
-        self.look_back.note(state.step, predicted.loss, files)
+        self.look_back.note(state.step, files)
         state.batch, state.batches_seen, state.epoch_is_over = number + 1, state.batches_seen + 1, is_last
         state.step += updates
-        self._note_metrics(predicted, float(rate), size, is_logged=updates and state.step % self.log_every == 0)
+        self._note_metrics(float(rate), size, is_logged=updates and state.step % self.log_every == 0)
         self.watch.step_is_done(state.step)
         self.throughput.batch_is_done()
         self.progress.step_is_done(state.step)
@@ -265,16 +266,25 @@ class Loop:
             yield (*waiting, following is None)
             waiting = following
 
+    def _context(self, number: int) -> tuple[int, int] | None:
+        """What the attention sees in this batch, the same on all ranks; None where there is one context."""
+        encoder = self.trained.model.encoder
+        if len(encoder.contexts) == 1:
+            return None
+        draw = generator_for(self.seed, Stream.CONTEXT, self.state.epoch, number)
+        chosen: tuple[int, int] = encoder.contexts[int(draw.choice(len(encoder.contexts), p=encoder.context_probs))]
+        return chosen
+
     # ---- logging ----
 
-    def _note_metrics(self, predicted: MaskedPrediction, rate: float, size: int, *, is_logged: bool) -> None:
+    def _note_metrics(self, rate: float, size: int, *, is_logged: bool) -> None:
         """Keep what the epoch's means need; read and log the metrics of every n-th step."""
-        loss, rate_now = predicted.loss, torch.tensor(rate)  # on the host: nothing to copy
-        of_epoch = {"train_loss_epoch": loss, "learning_rate_epoch": rate_now}
-        self.state.means.add(self.state.epoch, of_epoch, size)
+        rate_now = torch.tensor(rate)  # on the host: nothing to copy
+        self.state.means.add("learning_rate_epoch", rate_now, size)
         if not (is_logged or self._monitors_training):
             return
-        self._last = {"train_loss": loss.clone(), **count_tokens(predicted).metrics()}
+        results = self.step.results
+        self._last = {"train_loss": results.loss.clone(), **results.tokens.metrics()}
         if not is_logged:
             return
         metrics = {**_read(self._last), "learning_rate": float(rate_now)}
@@ -301,7 +311,7 @@ class Loop:
             self.loggers.write(metrics, step, self.state.epoch)
 
     def _look_back(self) -> None:
-        self.look_back.look(self.state.step, self.step.in_a_row)
+        self.look_back.look(self.state.step)
 
     # ---- what is due ----
 

@@ -67,25 +67,31 @@ class EpochMeans:
         self._sums: dict[str, Tensor] = {}
         self._weights: dict[str, Tensor] = {}
 
-    def add(self, epoch: int, values: Mapping[str, Tensor], weight: int) -> None:
-        """Add the values of a batch of `epoch`; those of another epoch are forgotten."""
+    def start(self, epoch: int) -> None:
+        """What is added from now on belongs to `epoch`; what belongs to another is forgotten."""
         if epoch != self.epoch:
-            self.epoch, self._sums, self._weights = epoch, {}, {}
-        for name, value in values.items():
-            counts = value.isfinite().float() * weight
-            weighted = torch.where(value.isfinite(), value.float(), 0.0) * weight
-            if name in self._sums:
-                weighted = weighted + self._sums[name].to(value.device)
-                counts = counts + self._weights[name].to(value.device)
-            self._sums[name], self._weights[name] = weighted, counts
+            self.epoch = epoch
+            for tensor in self.tensors():
+                tensor.zero_()
+
+    def add(self, name: str, value: Tensor, weight: int) -> None:
+        """Add the value of a batch, in place: a CUDA graph may contain this."""
+        if name not in self._sums or self._sums[name].device != value.device:
+            kept = self._sums.get(name, torch.zeros(())), self._weights.get(name, torch.zeros(()))
+            self._sums[name], self._weights[name] = (tensor.to(value.device, copy=True) for tensor in kept)
+        self._sums[name].add_(torch.where(value.isfinite(), value.float(), 0.0) * weight)
+        self._weights[name].add_(value.isfinite().float() * weight)
 
     def means(self) -> dict[str, Tensor]:
         """NaN where no value was finite."""
         return {name: total / self._weights[name] for name, total in self._sums.items()}
 
+    def tensors(self) -> list[Tensor]:
+        return [*self._sums.values(), *self._weights.values()]
+
     def state(self) -> dict[str, Any]:
-        sums = {name: total.cpu() for name, total in self._sums.items()}
-        weights = {name: weight.cpu() for name, weight in self._weights.items()}
+        sums = {name: total.cpu().clone() for name, total in self._sums.items()}
+        weights = {name: weight.cpu().clone() for name, weight in self._weights.items()}
         return {"epoch": self.epoch, "weights": weights, "sums": sums}
 
     def resume(self, state: Mapping[str, Any]) -> None:

@@ -1,22 +1,20 @@
 """The ranks of a run: who this one is, its device, and everything they say to each other.
 
-Only this file calls collectives. A training step has one per 25 MB of gradients (two more per conformer layer with
-`trainer.sync_batchnorm`), a validation has one. Decisions by the clock are rank 0's alone and travel through the
-process group's store.
-
-C channels, T frames, B batch.
+Collectives are called here, in sharding.py and in modules/batch_norm.py. A training step has one per 32 MB of gradients (two more per
+conformer layer with `trainer.sync_batchnorm`), a validation has one. What ranks decide together without a collective,
+they decide through the process group's store.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import socket
-import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -25,13 +23,13 @@ from nest_ssl.config import TrainerConfig
 from nest_ssl.launch.ranks import gpu_label, gpu_of_rank, shared_gpu_variables
 from nest_ssl.watchdog.rank import RankFacts
 
-if TYPE_CHECKING:
-    from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
-
 log = logging.getLogger(__name__)
 
-BUCKET_BYTES = 25 * 2**20
-"""Gradients per collective: large enough for the bandwidth of a network, small enough to copy while another travels."""
+BUCKET_BYTES = 32 * 2**20
+"""Gradients per collective: large enough for the bandwidth of a network, and about a layer of the large model, so that
+its gradients travel while the layer below computes its own."""
+ALIGNED = 64
+"""Gradients of a parameter begin at a multiple of this many values: fused optimizers read 16 bytes at a time."""
 ASK_EVERY_N_STEPS = 10
 """How often several ranks look what rank 0's clock says."""
 KEEP_ANSWERS = 100
@@ -75,6 +73,14 @@ class World:
     local_rank: int = 0
     size: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    communicates: bool = field(default=False, kw_only=True)
+    """There is a process group: several ranks, or one that `debug.collectives` lets talk to itself."""
+    gradient_group: Any = field(default=None, kw_only=True)
+    """Gradients have a communicator of their own, so that statistics of batch norms need not queue behind them."""
+
+    def __post_init__(self) -> None:
+        if self.size > 1:
+            object.__setattr__(self, "communicates", True)
 
     @property
     def is_first(self) -> bool:
@@ -88,10 +94,32 @@ class World:
         return values
 
     def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
-        """Give every rank the values of rank 0."""
-        if self.size > 1:
-            for tensor in tensors:
-                distributed.broadcast(tensor, src=0)
+        """Give every rank the values of rank 0: a few large collectives in place of hundreds of small ones."""
+        if self.size == 1:
+            return
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}
+        for tensor in tensors:
+            by_dtype.setdefault(tensor.dtype, []).append(tensor.detach())
+        for same in by_dtype.values():
+            for chunk in _chunks(same):
+                flat = torch.cat([tensor.reshape(-1) for tensor in chunk])
+                distributed.broadcast(flat, src=0)
+                for tensor, part in zip(chunk, flat.split([tensor.numel() for tensor in chunk]), strict=True):
+                    tensor.copy_(part.view_as(tensor))
+
+    def votes(self, name: str, text: str) -> list[str]:
+        """Tell all ranks a text under a name that is used once, and return those of all ranks, without a collective."""
+        if self.size == 1:
+            return [text]
+        store = distributed.distributed_c10d._get_default_store()
+        prefix = f"nest-ssl/vote/{name}"
+        if self.is_first:
+            others = [store.get(f"{prefix}/{rank}").decode() for rank in range(1, self.size)]
+            store.set(f"{prefix}/all", json.dumps([text, *others]))
+        else:
+            store.set(f"{prefix}/{self.rank}", text)
+        answers: list[str] = json.loads(store.get(f"{prefix}/all"))
+        return answers
 
     def decision_of_first(self, decision: bool) -> bool:
         """What rank 0 has decided, for decisions that all ranks must share."""
@@ -100,14 +128,31 @@ class World:
         return bool(flag.item())
 
 
+def _chunks(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    """Lists of about BUCKET_BYTES each."""
+    chunk: list[Tensor] = []
+    for tensor in tensors:
+        if chunk and sum(one.nbytes for one in chunk) + tensor.nbytes > BUCKET_BYTES:
+            yield chunk
+            chunk = []
+        chunk.append(tensor)
+    yield chunk
+
+
 @contextlib.contextmanager
-def joined(config: TrainerConfig, facts: RankFacts, *, share_gpu: bool = False) -> Iterator[World]:
-    """Join the other ranks; `facts` are this rank's, and its environment is set (`RankFacts.variables`)."""
+def joined(
+    config: TrainerConfig, facts: RankFacts, *, share_gpu: bool = False, collectives: bool = False
+) -> Iterator[World]:
+    """Join the other ranks; `facts` are this rank's, and its environment is set (`RankFacts.variables`).
+
+    `share_gpu`: ranks may share a GPU. `collectives`: one rank makes all collectives too, with itself, to measure what
+    they cost.
+    """
     device = device_for(config, facts, share_gpu=share_gpu)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     world = World(facts.rank, facts.local_rank, facts.world_size, device)
-    if world.size == 1:
+    if world.size == 1 and not collectives:
         yield world
         return
     options = config.strategy if isinstance(config.strategy, dict) else {}
@@ -117,8 +162,10 @@ def joined(config: TrainerConfig, facts: RankFacts, *, share_gpu: bool = False) 
         if world.is_first:
             log.warning("debug.share_gpu: ranks share GPUs and talk over sockets; this shows behaviour, not speed.")
     backend = options.get("process_group_backend") or ("nccl" if device.type == "cuda" else "gloo")
-    distributed.init_process_group(backend, device_id=device if backend == "nccl" else None)
-    yield world  # a rank that fails just ends: to leave the group, it would have to wait for the others
+    alone = {"rank": 0, "world_size": 1, "store": distributed.HashStore()} if world.size == 1 else {}
+    distributed.init_process_group(backend, device_id=device if backend == "nccl" else None, **alone)
+    separate = config.sync_batchnorm and config.strategy_name != "fsdp"
+    yield replace(world, communicates=True, gradient_group=distributed.new_group() if separate else None)  # a rank that fails just ends: to leave the group, it would have to wait for the others
     distributed.destroy_process_group()
 
 
@@ -158,128 +205,150 @@ class FirstRanksClock:
 # ---- gradients ----
 
 
-class GradientExchange:
-    """Averages gradients over the ranks, flattened into a few buckets."""
+class Gradients:
+    """The gradients of a step in one flat buffer, averaged over the ranks while the backward pass goes on.
 
-    def __init__(self, parameters: Sequence[nn.Parameter], world: World) -> None:
-        self.parameters, self.world = parameters, world
-        self._buckets = list(_buckets(parameters))
+    The buffer is cut into buckets in the order in which the backward pass reaches the parameters, last layer first.
+    As soon as all gradients of a bucket are there, they are copied into it and it travels, on the communicator's own
+    stream. The order is the same on every rank and in every step. `p.grad` is a part of the buffer.
+    """
 
-    def average(self) -> None:
-        if self.world.size == 1:
-            return
-        pending = []
-        for bucket in self._buckets:
-            grads = [p.grad if p.grad is not None else _zero_grad(p) for p in bucket]
-            flat = torch.cat([grad.reshape(-1) for grad in grads]).div_(self.world.size)
-            pending.append((grads, flat, distributed.all_reduce(flat, async_op=True)))
-        for grads, flat, work in pending:
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        world: World,
+        *,
+        adds: bool = False,
+        travels_as: torch.dtype = torch.float32,
+    ) -> None:
+        self.parameters, self.world, self.adds, self.travels_as = list(parameters), world, adds, travels_as
+        self.num_collectives = 0
+        """Of the latest step."""
+        starts, size = [], 0
+        for parameter in reversed(self.parameters):
+            starts.append(size)
+            size += -(-parameter.numel() // ALIGNED) * ALIGNED
+        starts.reverse()
+        device = self.parameters[0].device
+        self.flat = torch.zeros(size, device=device)
+        self.parts = [
+            self.flat[start : start + p.numel()].view_as(p) for p, start in zip(self.parameters, starts, strict=True)
+        ]
+        self._buckets = [
+            (numbers, self.flat[starts[numbers[0]] : starts[numbers[-1]] + self.parameters[numbers[-1]].numel()])
+            for numbers in _buckets(self.parameters)
+        ]
+        self._bucket_of = {number: place for place, (numbers, _) in enumerate(self._buckets) for number in numbers}
+        self._leaves: list[nn.Parameter] = []
+        self._missing: list[int] = []
+        self._travelling: list[tuple[Tensor, Tensor, Any]] = []
+        self._exchanges = False
+
+    @property
+    def num_buckets(self) -> int:
+        return len(self._buckets)
+
+    @property
+    def share(self) -> float:
+        """By what the loss is multiplied, so that the sum over the ranks is the mean."""
+        return 1 / self.world.size
+
+    def begin(self) -> None:
+        """A step begins: where the gradients of several batches are added up, start from zero."""
+        if self.adds:
+            self.flat.zero_()
+
+    def backward(self, loss: Tensor, leaves: Mapping[nn.Parameter, nn.Parameter], *, exchanges: bool) -> None:
+        """Run the backward pass of a loss that is scaled already; with `exchanges`, start to average over the ranks.
+
+        `leaves` are the tensors on which autograd leaves each parameter's gradient.
+        """
+        self._leaves = [leaves[parameter] for parameter in self.parameters]
+        for leaf in self._leaves:
+            leaf.grad = None
+        self._missing = [len(numbers) for numbers, _ in self._buckets]
+        self._exchanges, self.num_collectives = exchanges and self.world.communicates, 0
+        # For one backward pass only: the model may be used, and trained by others, between two steps.
+        hooks = [leaf.register_post_accumulate_grad_hook(self._arrival(n)) for n, leaf in enumerate(self._leaves)]
+        try:
+            loss.backward()  # type: ignore[no-untyped-call]
+        finally:
+            for hook in hooks:
+                hook.remove()
+        for place, missing in enumerate(self._missing):
+            if missing:  # this batch did not use all of its parameters; those of other ranks may have
+                self._send(place)
+        self.show()
+
+    def wait(self) -> None:
+        """Let the device wait until all buckets have arrived."""
+        for bucket, sent, work in self._travelling:
             work.wait()
-            parts = flat.split([grad.numel() for grad in grads])
-            torch._foreach_copy_(grads, [part.view_as(grad) for part, grad in zip(parts, grads, strict=True)])
+            if sent is not bucket:
+                bucket.copy_(sent)
+        self._travelling = []
+
+    def show(self) -> None:
+        """Let `p.grad` be the gradients."""
+        for parameter, part in zip(self.parameters, self.parts, strict=True):
+            if parameter.grad is not part:
+                parameter.grad = part
+
+    def norm(self) -> Tensor:
+        return torch.linalg.vector_norm(self.flat)
+
+    def clip(self, most: float, norm: Tensor) -> None:
+        self.flat.mul_(torch.clamp(most / (norm + 1e-6), max=1.0))
+
+    def clip_values(self, most: float) -> None:
+        self.flat.clamp_(-most, most)
+
+    def _arrival(self, number: int) -> Callable[[Tensor], None]:
+        place = self._bucket_of[number]
+
+        def arrived(leaf: Tensor) -> None:
+            self._missing[place] -= 1
+            if self._missing[place] == 0:
+                self._send(place)
+
+        return arrived
+
+    @torch.no_grad()
+    def _send(self, place: int) -> None:
+        numbers, bucket = self._buckets[place]
+        into, given = [], []
+        for number in numbers:
+            leaf, part = self._leaves[number], self.parts[number]
+            if leaf.grad is not None:
+                into.append(part)
+                given.append(leaf.grad)
+            elif not self.adds:
+                part.zero_()
+        if into:
+            (torch._foreach_add_ if self.adds else torch._foreach_copy_)(into, given)
+        for number in numbers:
+            self._leaves[number].grad = None
+        if self._exchanges:
+            sent = bucket if self.travels_as == bucket.dtype else bucket.to(self.travels_as)
+            work = distributed.all_reduce(sent, group=self.world.gradient_group, async_op=True)
+            self._travelling.append((bucket, sent, work))
+            self.num_collectives += 1
 
 
-def _zero_grad(parameter: nn.Parameter) -> Tensor:
-    """A parameter that this rank's batch did not use has no gradient; other ranks' batches may have used it."""
-    parameter.grad = torch.zeros_like(parameter)
-    return parameter.grad
-
-
-def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    bucket: list[nn.Parameter] = []
-    for parameter in parameters:
-        is_full = sum(p.nbytes for p in bucket) + parameter.nbytes > BUCKET_BYTES
-        if bucket and (is_full or parameter.dtype != bucket[0].dtype):
+def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[int]]:
+    """Numbers of the parameters of each bucket: the last ones, whose gradients come first, in the first bucket."""
+    bucket: list[int] = []
+    num_bytes = 0
+    for number in reversed(range(len(parameters))):
+        num_bytes += parameters[number].nbytes
+        if bucket and num_bytes > BUCKET_BYTES:
             yield bucket
-            bucket = []
-        bucket.append(parameter)
+            bucket, num_bytes = [], parameters[number].nbytes
+        bucket.append(number)
     yield bucket
 
 
-def gradient_norm(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """The norm of the whole gradient; stays on the device."""
-    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-
-
 # ---- batch norm ----
-
-
-class SynchronizedBatchNorm(nn.BatchNorm1d):
-    """Batch norm with the statistics of all ranks' batches.
-
-    Torch's own refuses CPU tensors. Each direction has one collective: forward, the ranks gather count, mean and
-    squared deviation; backward, they add up two sums per channel.
-    """
-
-    def forward(self, x_BCT: Tensor) -> Tensor:
-        if not self.training:
-            return super().forward(x_BCT)
-        y_BCT, mean_C, variance_C, count = _NormalizeTogether.apply(x_BCT, self.weight, self.bias, self.eps)  # type: ignore[no-untyped-call]
-        if self.track_running_stats:
-            assert self.running_mean is not None
-            assert self.running_var is not None
-            assert self.num_batches_tracked is not None
-            assert self.momentum is not None
-            with torch.no_grad():
-                self.num_batches_tracked.add_(1)
-                self.running_mean.lerp_(mean_C, self.momentum)
-                self.running_var.lerp_(variance_C * (count / (count - 1)), self.momentum)  # unbiased, as torch's
-        return y_BCT  # type: ignore[no-any-return]
-
-
-class _NormalizeTogether(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, x_BCT: Tensor, weight_C: Tensor, bias_C: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        x = x_BCT.float()
-        num = torch.full((1,), float(x.numel() // x.shape[1]), device=x.device)
-        mean_C = x.mean((0, 2))
-        deviation_C = (x - mean_C[:, None]).square().sum((0, 2))
-        own = torch.cat((num, mean_C, deviation_C))
-        gathered = [torch.empty_like(own) for _ in range(distributed.get_world_size())]
-        distributed.all_gather(gathered, own)
-        stats_R = torch.stack(gathered)
-        num_R1, mean_RC, deviation_RC = stats_R.split((1, len(mean_C), len(mean_C)), dim=1)
-        count = num_R1.sum()
-        mean_C = (num_R1 * mean_RC).sum(0) / count
-        variance_C = (deviation_RC + num_R1 * (mean_RC - mean_C).square()).sum(0) / count
-        scale_C = (variance_C + eps).rsqrt()
-        normal_BCT = (x - mean_C[:, None]) * scale_C[:, None]
-        ctx.save_for_backward(normal_BCT, weight_C, scale_C, count)
-        ctx.mark_non_differentiable(mean_C, variance_C, count)
-        y_BCT = (normal_BCT * weight_C[:, None] + bias_C[:, None]).to(x_BCT.dtype)
-        return y_BCT, mean_C, variance_C, count
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        normal_BCT, weight_C, scale_C, count = ctx.saved_tensors
-        grad_BCT = grads[0].float()
-        bias_grad_C, weight_grad_C = grad_BCT.sum((0, 2)), (grad_BCT * normal_BCT).sum((0, 2))
-        sums = torch.stack((bias_grad_C, weight_grad_C))
-        distributed.all_reduce(sums)
-        mean_C, mean_normal_C = sums / count
-        inner = grad_BCT - mean_C[:, None] - normal_BCT * mean_normal_C[:, None]
-        x_grad_BCT = (inner * (weight_C * scale_C)[:, None]).to(grads[0].dtype)
-        return x_grad_BCT, weight_grad_C, bias_grad_C, None
-
-
-def synchronize_batch_norms(model: nn.Module) -> int:
-    """Give every batch norm of `model` the statistics of all ranks; names and values stay. How many there are."""
-    count = 0
-    for parent in list(model.modules()):
-        for name, child in parent.named_children():
-            if type(child) is nn.BatchNorm1d:
-                together = SynchronizedBatchNorm(child.num_features, child.eps, child.momentum)
-                together._parameters, together._buffers, together.training = (
-                    child._parameters,
-                    child._buffers,
-                    child.training,
-                )
-                setattr(parent, name, together)
-                count += 1
-    return count
 
 
 def batch_statistics(model: nn.Module) -> Iterator[Tensor]:
@@ -287,81 +356,3 @@ def batch_statistics(model: nn.Module) -> Iterator[Tensor]:
     for module in model.modules():
         if isinstance(module, nn.modules.batchnorm._NormBase):
             yield from module.buffers(recurse=False)
-
-
-# ---- weights shared out over the ranks ----
-
-
-def shard(model: EncDecDenoiseMaskedTokenPredModel) -> None:
-    """Share out the trained weights, their gradients and optimizer state over the ranks (FSDP2, `fully_shard`).
-
-    Each conformer layer is gathered for its own forward and backward pass. What is not trained, the float64 codebooks
-    among it, stays whole on every rank. Weights stay float32, so autocast works as on one GPU.
-    """
-    from torch.distributed.fsdp import fully_shard
-
-    # Our modules return views; nothing changes them in place, which is what torch warns of.
-    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
-    for part in (model.encoder.pre_encode, *model.encoder.layers, model.encoder, model.decoder):
-        fully_shard(part)
-
-
-def is_sharded(model: nn.Module) -> bool:
-    return any(hasattr(p, "full_tensor") for p in model.parameters())
-
-
-def _whole() -> Any:
-    from torch.distributed.checkpoint.state_dict import StateDictOptions  # takes 50 ms to import
-
-    return StateDictOptions(full_state_dict=True, cpu_offload=True)
-
-
-def whole_weights(model: nn.Module) -> dict[str, Tensor]:
-    """All weights by NeMo's names. Sharded ones are gathered on rank 0, so every rank has to call this."""
-    if not is_sharded(model):
-        return dict(model.state_dict())
-    from torch.distributed.checkpoint import state_dict as sharded_state
-
-    gathered: Any = sharded_state.get_model_state_dict(model, options=_whole())
-    return dict(gathered)
-
-
-def load_whole_weights(model: nn.Module, weights: dict[str, Tensor]) -> None:
-    """Give the model these weights, which every rank has read."""
-    if not is_sharded(model):
-        model.load_state_dict(weights)
-        return
-    from torch.distributed.checkpoint import state_dict as sharded_state
-
-    sharded_state.set_model_state_dict(model, dict(weights), options=_whole())
-
-
-def whole_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The optimizer's state with parameters numbered in its order, whether they are sharded or not."""
-    if not is_sharded(model):
-        return optimizer.state_dict()
-    from torch.distributed.checkpoint import state_dict as sharded_state
-
-    state: Any = sharded_state.get_optimizer_state_dict(model, optimizer, options=_whole())
-    if not state:
-        return {}  # gathered on rank 0
-    numbers = {name: number for number, name in enumerate(_optimized_names(model, optimizer))}
-    groups = [{**group, "params": [numbers[name] for name in group["params"]]} for group in state["param_groups"]]
-    return {"state": {numbers[name]: value for name, value in state["state"].items()}, "param_groups": groups}
-
-
-def load_whole_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    if not is_sharded(model):
-        optimizer.load_state_dict(state)
-        return
-    from torch.distributed.checkpoint import state_dict as sharded_state
-
-    names = _optimized_names(model, optimizer)
-    groups = [{**group, "params": [names[number] for number in group["params"]]} for group in state["param_groups"]]
-    named: Any = {"state": {names[number]: value for number, value in state["state"].items()}, "param_groups": groups}
-    sharded_state.set_optimizer_state_dict(model, optimizer, named, options=_whole())
-
-
-def _optimized_names(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
-    names = {parameter: name for name, parameter in model.named_parameters()}
-    return [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]

@@ -21,7 +21,8 @@ from nest_ssl.config.checks import duration_s
 from nest_ssl.files import give_second_name, replacing
 from nest_ssl.nemo_file import nemo_config, write_nemo
 from nest_ssl.run_folder import RunFolder
-from nest_ssl.training.parallel import World, whole_weights
+from nest_ssl.training.parallel import World
+from nest_ssl.training.sharding import whole_weights
 from nest_ssl.training.state import Trained, TrainState, checkpoint_of
 from nest_ssl.training.watching import Watch
 from nest_ssl.watchdog.rank import Stage

@@ -32,7 +32,7 @@ from torch import Tensor
 from nest_ssl._version import __version__
 from nest_ssl.nemo_file import nemo_config
 from nest_ssl.training.metrics import EpochMeans
-from nest_ssl.training.parallel import (
+from nest_ssl.training.sharding import (
     load_whole_optimizer_state,
     load_whole_weights,
     whole_optimizer_state,

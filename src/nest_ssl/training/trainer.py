@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
+import time
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -18,6 +20,7 @@ from nest_ssl.config import CheckpointConfig, DatasetConfig, ExperimentConfig, N
 from nest_ssl.config.training import PRECISIONS
 from nest_ssl.data import PlannedLoader, build_loader
 from nest_ssl.fast.engine import accelerate
+from nest_ssl.files import replace_text
 from nest_ssl.launch.ranks import ALONE, from_environment
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
 from nest_ssl.run_folder import RunFolder, forget_after, logged_at, ranks_per_node
@@ -26,9 +29,11 @@ from nest_ssl.training.ema import Average
 from nest_ssl.training.loggers import Loggers, Progress, check_loggers, log_to_file, profiled
 from nest_ssl.training.loop import Limits, Loop, num_batches
 from nest_ssl.training.optimizers import build_optimizer
-from nest_ssl.training.parallel import World, device_for, gpu_in_words, joined, shard, synchronize_batch_norms, uses_gpu
+from nest_ssl.modules.batch_norm import synchronize_batch_norms
+from nest_ssl.training.parallel import World, device_for, gpu_in_words, joined, uses_gpu
 from nest_ssl.training.saving import Saver
 from nest_ssl.training.schedules import build_schedule
+from nest_ssl.training.sharding import shard
 from nest_ssl.training.state import Trained, TrainState, read_checkpoint, restore
 from nest_ssl.training.step import Clipping, TrainStep
 from nest_ssl.training.stopping import EarlyStopping, TimeLimits, check_monitors
@@ -127,7 +132,8 @@ class Trainer:
                 if self.is_global_zero:
                     log.info("run folder: %s%s", folder.path, _resumed_at(self.checkpoint, content))
                 watch.joins()
-                join = joined(self.config, self.run.facts, share_gpu=cfg.debug.share_gpu)
+                debug = cfg.debug
+                join = joined(self.config, self.run.facts, share_gpu=debug.share_gpu, collectives=debug.collectives)
                 with join as world, _torch_settings(self.config):
                     if self.run.agent is not None:
                         self.run.agent.gpu = gpu_in_words(world.device)
@@ -255,7 +261,7 @@ class Fit:
         watch.enter(Stage.INIT, InitPart.COMPARE)
         compare_starts(cfg, world, self.folder.path, self.trainer.checkpoint)
         watch.enter(Stage.INIT, InitPart.MODEL)
-        synchronized = self._place_model()
+        self._place_model()
         watch.enter(Stage.INIT, InitPart.LOADERS)
         loader = self._loader("train_ds", cfg.model.train_ds, same_every_epoch=False)
         validation_loaders = self._validation_loaders()
@@ -264,7 +270,7 @@ class Fit:
             num_batches(loader, config.limit_train_batches, config.fast_dev_run),
             validates=bool(validation_loaders),
         )
-        step = self._train_step(limits, synchronized)
+        step = self._train_step(limits)
         trained = Trained(self.model, step, loader, world.size)
         state = TrainState() if self.checkpoint is None else restore(self.checkpoint, trained)
         self.checkpoint = None  # its tensors have been copied
@@ -275,7 +281,7 @@ class Fit:
         validation = None
         if validation_loaders:
             validation = Validation(
-                self.model, step.objective, validation_loaders, world, watch, config, self.trainer.seed
+                self.model, step.engine, validation_loaders, world, watch, config, self.trainer.seed
             )
         writes = world.is_first and not config.fast_dev_run
         loggers = Loggers(self.folder, self.exp, enabled=writes)
@@ -311,18 +317,17 @@ class Fit:
         finally:
             progress.close()
             loggers.close()
-        step.objective.release()
+        step.release()
         if loop.saver is not None:
             loop.saver.save_nemo_at_end(trained)
 
     # ---- parts ----
 
-    def _place_model(self) -> bool:
-        """The model on its device, the same on every rank; whether its batch norms are synchronised."""
+    def _place_model(self) -> None:
+        """The model on its device, the same on every rank."""
         config, world, model = self.cfg.trainer, self.world, self.model
         model.to(world.device)
-        synchronized = False
-        if config.sync_batchnorm and world.size > 1:
+        if config.sync_batchnorm and world.communicates:
             synchronized = synchronize_batch_norms(model) > 0
             if synchronized and world.is_first:
                 log.info(
@@ -334,25 +339,25 @@ class Fit:
             shard(model)
         if self.watch.agent is not None:
             mark_stages(model, lambda stage, part: self.watch.enter(stage, part))
+            self.watch.marks_gpu(world.device)
         look_closer(self.cfg.debug, model, self.watch, world, self.cfg.watchdog.floor_s)
-        return synchronized
 
-    def _train_step(self, limits: Limits, synchronized: bool) -> TrainStep:
+    def _train_step(self, limits: Limits) -> TrainStep:
         config, optim, model = self.cfg.trainer, self.cfg.model.optim, self.model
         precision = PRECISIONS[str(config.precision)]
         scaler = torch.amp.GradScaler(self.world.device.type) if precision == "16-mixed" else None
         sharded = config.strategy_name == "fsdp" and self.world.size > 1
         no_graphs = "the weights are sharded" if sharded else None
-        if synchronized:
-            no_graphs = "batch norms are synchronised between ranks (trainer.sync_batchnorm=false allows them)"
-        objective = accelerate(
+        if config.detect_anomaly:
+            no_graphs = "trainer.detect_anomaly looks at every operation"
+        engine = accelerate(
             model,
-            compile="off" if sharded or synchronized else str(self.cfg.model.compile),
+            compile="off" if sharded else str(self.cfg.model.compile),
             activation_budget=self.cfg.model.activation_budget,
             autocast={"32": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}[precision],
             no_graphs=no_graphs,
         )
-        objective.on_backward = self.watch.backward_begins
+        engine.on_mismatch = self._report_mismatch
         optimizer = build_optimizer(model, optim, loss_is_scaled=scaler is not None)
         schedule = None
         if optim.sched is not None:
@@ -360,7 +365,7 @@ class Fit:
         most = config.gradient_clip_val
         return TrainStep(
             model,
-            objective,
+            engine,
             optimizer,
             schedule,
             self.world,
@@ -369,7 +374,17 @@ class Fit:
             clipping=Clipping(None if most is None else float(most), config.gradient_clip_algorithm == "value"),
             scaler=scaler,
             average=Average(self.exp.ema, model) if self.exp.ema.enable else None,
+            exchange_dtype=torch.bfloat16 if config.exchange_dtype == "bf16" else torch.float32,
+            check_every=self.cfg.debug.check_every_n_steps,
         )
+
+    def _report_mismatch(self, text: str) -> None:
+        """A captured step was wrong: rank 0 writes it down where stalls and failures are written."""
+        log.error("%s; training goes on without CUDA graphs.", text)
+        if self.world.is_first:
+            report = {"kind": "graph-mismatch", "step": self.trainer.state.step, "text": text, "time": time.time()}
+            self.folder.incidents.mkdir(parents=True, exist_ok=True)
+            replace_text(self.folder.incidents / f"graphs_step{self.trainer.state.step}.json", json.dumps(report))
 
     def _loader(self, section: str, config: DatasetConfig | None, *, same_every_epoch: bool) -> PlannedLoader:
         assert config is not None

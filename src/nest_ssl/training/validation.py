@@ -19,7 +19,7 @@ from nest_ssl.training.metrics import VALIDATION_METRICS, TokenCounts, count_tok
 
 if TYPE_CHECKING:
     from nest_ssl.data import PlannedLoader
-    from nest_ssl.fast.engine import Objective
+    from nest_ssl.fast.engine import Engine
     from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
     from nest_ssl.objective import MaskedPrediction
     from nest_ssl.training.parallel import World
@@ -73,7 +73,7 @@ class Validation:
     """Runs the validation sets of a run."""
 
     model: EncDecDenoiseMaskedTokenPredModel
-    objective: Objective
+    engine: Engine
     loaders: Mapping[str, PlannedLoader]
     world: World
     watch: Watch
@@ -106,7 +106,7 @@ class Validation:
                 break
             self.watch.batch_arrives(batch)
             seed_everything(self.seed, Use.VALIDATION, place, number, self.world.rank)
-            sums.add(self.objective.evaluate(batch.to(self.world.device, non_blocking=True).mixed().tensors()))
+            sums.add(self.engine.evaluate(batch.to(self.world.device, non_blocking=True).mixed().tensors()))
             self.watch.validation_batch_is_done()
         return sums
 

@@ -1,12 +1,16 @@
 """What the watchdog sees of training: the stage of every moment, what is being read, failures, and agreed stops.
 
 The model knows nothing of it: hooks mark its stages from outside. `debug.trace` and `debug.barrier` are hooks too.
+
+On a GPU a stage is marked twice: by the host when it launches the stage, and by the GPU when it begins it. The host
+is up to two steps ahead, and when a captured step is replayed it marks nothing; the GPU's marks are part of the graph.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import platform
 import sys
 import time
@@ -24,7 +28,7 @@ from nest_ssl.data import AudioNoiseBatch, PlannedLoader
 from nest_ssl.fast.graphs import may_be_skipped
 from nest_ssl.launch.preflight import Facts, code_version, compare_ranks
 from nest_ssl.watchdog.agent import RankAgent, ReadReport
-from nest_ssl.watchdog.beacon import NO_STEP
+from nest_ssl.watchdog.beacon import NO_STEP, PAGE_BYTES, STAGE_BITS, WORD, Beacon, GpuLog
 from nest_ssl.watchdog.rank import (
     FIRST_LAYER,
     POSITIONS,
@@ -39,6 +43,10 @@ if TYPE_CHECKING:
     from nest_ssl.model import EncDecMaskedTokenPredModel
     from nest_ssl.training.parallel import World
 
+log = logging.getLogger(__name__)
+
+MOST_GPU_MARKS = 16
+"""Per batch. A mark takes about 5 µs of GPU time; a usual step has 12 of them, in 14 ms or more."""
 BARRIER_SHARE = 0.8
 """Of `watchdog.floor_s`: `debug.barrier` reports before the monitor would."""
 
@@ -52,9 +60,11 @@ class Watch:
 
     def __init__(self, agent: RankAgent | None = None, sample_rate: int = 16_000) -> None:
         self.agent, self.sample_rate = agent, sample_rate
+        self.gpu: GpuMarks | None = None
         self.trace: Trace | None = None
         self.validates = False
         self._num_steps = 0
+        self._is_usual = True
         self._num_validation_batches = 0
         self._reports: dict[str, ReadReport] = {}
         self._next_slot = 0
@@ -64,13 +74,15 @@ class Watch:
             agent.describe_work = self._describe_batch
 
     def enter(self, stage: Stage, part: int = 0) -> None:
-        """This rank is in `stage` from now on."""
+        """This rank is in `stage` from now on; so is its GPU, once it has done what was launched before."""
         if self.agent is None:
             return
         if self.validates:
             self.agent.mark.enter(Stage.VALIDATION, validation_part(stage, part))
-        else:
-            self.agent.mark.enter(stage, part)
+            return
+        self.agent.mark.enter(stage, part)
+        if self.gpu is not None and part == 0:  # parts, such as layers, would be too many marks
+            self.gpu.mark(stage)
 
     def joins(self) -> None:
         """From here on this rank waits for the others to form the process group."""
@@ -90,6 +102,11 @@ class Watch:
 
     # ---- a step ----
 
+    def marks_gpu(self, device: torch.device) -> None:
+        """From now on a CUDA GPU reports its stages; before anything is captured."""
+        if self.agent is not None and device.type == "cuda":
+            self.gpu = GpuMarks.on(device, self.agent.beacon, self.agent.facts.local_rank)
+
     def training_begins(self, step: int) -> None:
         if self.agent is not None:
             self.agent.mark.step = step
@@ -104,7 +121,32 @@ class Watch:
             self.trace.say(f"batch: {describe(vars(batch))}")
 
     def forward_begins(self) -> None:
+        """To be called right before a batch is launched, captured or not, on the stream that it is launched on."""
         self.enter(Stage.ENCODER)  # the hooks say it more exactly, but a step that is one CUDA graph calls none
+        if self.gpu is not None and self.agent is not None:
+            self.gpu.batch_begins(self.agent.mark.step)
+
+    def step_begins_on_gpu(self) -> None:
+        """To be called first in what is captured."""
+        if self.gpu is not None:
+            self.gpu.begins()
+
+    def step_ends_on_gpu(self) -> None:
+        """To be called last in what is captured."""
+        if self.gpu is not None:
+            self.gpu.ends()
+
+    @contextlib.contextmanager
+    def building(self) -> Iterator[None]:
+        """Something is compiled or captured: it may take as long as a start, and says nothing about usual steps."""
+        self._is_usual = False
+        if self.agent is not None:
+            self.agent.mark.builds = True
+        try:
+            yield
+        finally:
+            if self.agent is not None:
+                self.agent.mark.builds = False
 
     def backward_begins(self, loss: Tensor) -> None:
         self.enter(Stage.BACKWARD)
@@ -116,10 +158,13 @@ class Watch:
             self.trace.optimizer_begins(norm)
 
     def step_is_done(self, step: int) -> None:
-        """A batch was trained on; `step` steps are done."""
+        """A batch was trained on, or at least launched; `step` steps are done."""
+        if self.gpu is not None:
+            self.gpu.batch_is_launched()
         if self.agent is not None:
-            self.agent.mark.finish_step(step, counts=self._num_steps > 0)
+            self.agent.mark.finish_step(step, counts=self._num_steps > 0 and self._is_usual)
             self._num_steps += 1
+            self._is_usual = True
         if self.trace is not None:
             self.trace.step = step
 
@@ -143,6 +188,9 @@ class Watch:
 
     def training_has_ended(self) -> None:
         self.enter(Stage.END)
+        if self.gpu is not None:
+            self.gpu.close()
+            self.gpu = None
 
     def failed(self, error: BaseException) -> None:
         if self.agent is not None and not isinstance(error, Stopped):
@@ -167,6 +215,79 @@ class Watch:
             f"a batch of {len(durations_s)} utterances, {sum(durations_s):.1f} s in all, the longest "
             f"{max(durations_s):.1f} s: {files}"
         ]
+
+
+# ---- stages on the GPU ----
+
+
+class GpuMarks:
+    """Has the GPU write its stage into this rank's page of the beacon: (batch << 8 | stage), 8 bytes, in stream order.
+
+    `begins`, `mark` and `ends` launch work on the current stream, which a CUDA graph may capture. No Python runs in a
+    replay: the number of the batch is a tensor, which `batch_begins` sets before each launch.
+    """
+
+    def __init__(self, device: torch.device, beacon: Beacon, local_rank: int) -> None:
+        self.log = GpuLog(beacon, local_rank)
+        self._batch = torch.zeros(1, dtype=torch.long, device=device)
+        self._stages = torch.arange(len(Stage), device=device)
+        self._words = torch.zeros_like(self._stages)
+        self._word_of = self._words.split(1)
+        # torch takes memory for page-locked if the start of its storage is: the tensor must begin with the page.
+        page = torch.frombuffer(
+            beacon.map, dtype=torch.long, count=PAGE_BYTES // WORD.size, offset=beacon.gpu_at(local_rank)
+        )
+        self.address = page.data_ptr()
+        self._slot = page[:1]
+        self._is_locked = False
+        self._left = 0
+        self._last: Stage | None = None
+
+    @classmethod
+    def on(cls, device: torch.device, beacon: Beacon, local_rank: int) -> GpuMarks | None:
+        """Return the marks of a CUDA device; None, with one line in the log, if it cannot write to the beacon."""
+        marks = cls(device, beacon, local_rank)
+        error = torch.cuda.cudart().cudaHostRegister(marks.address, PAGE_BYTES, 0)
+        if int(error) == 0:
+            marks._is_locked = True
+            return marks
+        log.info("The GPU does not report its stages: cudaHostRegister returned %s.", error)
+        with contextlib.suppress(RuntimeError):  # the error stays until the next launch, which must not be a step's
+            marks._batch.fill_(0)
+        return None
+
+    def batch_begins(self, step: int) -> None:
+        """A batch of `step` is about to be launched. Not captured."""
+        self._left = 0  # a step that was given up in the middle has not ended
+        self._batch.fill_(self.log.begins(step))
+
+    def batch_is_launched(self) -> None:
+        self.log.is_launched()
+
+    def begins(self) -> None:
+        """The GPU begins the batch once it gets here. One kernel makes the words of all stages."""
+        torch.add(self._stages, self._batch, alpha=1 << STAGE_BITS, out=self._words)
+        self._left, self._last = MOST_GPU_MARKS - 1, None  # one is kept for the end
+        self.mark(Stage.TRANSFER)
+
+    def mark(self, stage: Stage) -> None:
+        """The GPU is in `stage` once it gets here. Outside a batch, and beyond the 16th mark, nothing is marked."""
+        if self._left > 0 and stage is not self._last:
+            self._left, self._last = self._left - 1, stage
+            self._slot.copy_(self._word_of[stage], non_blocking=True)
+
+    def ends(self) -> None:
+        """The batch is done once the GPU gets here."""
+        self._slot.copy_(self._word_of[Stage.END], non_blocking=True)
+        self._left = 0
+
+    def close(self) -> None:
+        """Let the page go. Nothing that was captured may be replayed afterwards."""
+        if self._is_locked:
+            torch.cuda.synchronize(self._batch.device)
+            torch.cuda.cudart().cudaHostUnregister(self.address)
+            self._is_locked = False
+        self.log.forget()
 
 
 # ---- stages of the model ----

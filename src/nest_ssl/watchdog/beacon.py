@@ -7,6 +7,9 @@ measured at 0.5 µs. All times are CLOCK_MONOTONIC in nanoseconds, which all pro
 `Beacon` is the file and everything that is read from it, `RankMark` and `WorkerMark` are the writers
 that ranks and workers call thousands of times a second. The durations of stages are counted in
 quarter-octave buckets: a count costs one increment, and a quantile is right to 25 %.
+
+A rank with a GPU has one more page, into which the GPU itself writes: the word batch << 8 | stage. `GpuLog` is the
+host's part of that page: which batches it has launched, and of which steps. `training.watching.GpuMarks` is the GPU's.
 """
 
 from __future__ import annotations
@@ -22,10 +25,12 @@ from pathlib import Path
 from nest_ssl.watchdog.rank import RankState, Stage
 from nest_ssl.watchdog.system import birthmark, is_still
 
-# ---- layout: header, rank slots, histograms, worker slots ----
+# ---- layout: header, GPU pages, rank slots, histograms, worker slots ----
 
-MAGIC = b"nestbcn2"
-HEADER_BYTES = 4096
+MAGIC = b"nestbcn3"
+PAGE_BYTES = mmap.PAGESIZE
+"""At least 4 KiB. A GPU can only write to whole pages that are locked in memory."""
+HEADER_BYTES = PAGE_BYTES
 RANK_BYTES = 256
 WORKER_BYTES = 1024
 PATH_BYTES = 960
@@ -41,9 +46,16 @@ HEADER = struct.Struct("<8sIIII")  # magic, local ranks, first rank, workers per
 EVIDENCE_REQUEST, STOP_STEP, STOP_SIGNAL, MONITOR_BEAT, OWNER, OUTCOME = 64, 72, 80, 88, 96, 104
 
 RECORD = struct.Struct("<qiiQ")  # step, stage, part, since
-FACTS = struct.Struct("<qiiQQqQ")  # pid, state, stop signal, heartbeat, evidence given, exit status, steps done
+FACTS = struct.Struct("<qiiQQqQi")  # pid, state, stop signal, heartbeat, evidence given, exit status, steps, builds
 FACTS_AT = 64
-PID_AT, STATE_AT, STOP_AT, BEAT_AT, GIVEN_AT, STATUS_AT, STEPS_AT = (FACTS_AT + at for at in (0, 8, 12, 16, 24, 32, 40))
+PID_AT, STATE_AT, STOP_AT, BEAT_AT, GIVEN_AT, STATUS_AT, STEPS_AT, BUILDS_AT = (
+    FACTS_AT + at for at in (0, 8, 12, 16, 24, 32, 40, 48)
+)
+
+WORD = struct.Struct("q")  # read and written as one machine word, never by halves: "<q" goes byte by byte
+LAUNCHED_AT, BATCH_STEPS_AT, NUM_BATCH_STEPS = 64, 2048, 256
+"""In the GPU's page, after the GPU's word: batches launched, and the steps of the last 256 batches."""
+STAGE_BITS = 8
 
 WORKER = struct.Struct("<qiiQQQI")  # pid, number, is reading, since, files read, birthmark, length of the path
 IS_READING_AT = 12
@@ -103,6 +115,25 @@ class RankSlot:
     exit_status: int | None
     """The exit status its parent saw: a code, or minus the number of a signal."""
     steps_done: int
+    builds: bool
+    """It compiles or captures, which may take as long as a start."""
+
+
+@dataclass(frozen=True)
+class GpuSlot:
+    """How far a rank's GPU has come, and what it was given. Batches are counted from 1 since the process started."""
+
+    batch: int
+    stage: Stage
+    """`Stage.END`: the batch is done."""
+    step: int
+    """The step that the batch is a part of."""
+    launched: int
+    """Batches that the host has handed over completely; one that it is still launching is not counted."""
+
+    @property
+    def word(self) -> int:
+        return self.batch << STAGE_BITS | self.stage
 
 
 @dataclass(frozen=True)
@@ -141,7 +172,8 @@ class Beacon:
     @classmethod
     def create(cls, path: Path, *, local_ranks: int, first_rank: int, world_size: int, workers_per_rank: int) -> Beacon:
         """Make a new file with empty slots."""
-        size = HEADER_BYTES + local_ranks * (RANK_BYTES + HISTOGRAM_BYTES + workers_per_rank * WORKER_BYTES)
+        of_rank = PAGE_BYTES + RANK_BYTES + HISTOGRAM_BYTES + workers_per_rank * WORKER_BYTES
+        size = HEADER_BYTES + local_ranks * of_rank
         temporary = path.with_suffix(".tmp")
         with temporary.open("wb") as file:
             file.write(HEADER.pack(MAGIC, local_ranks, first_rank, workers_per_rank, world_size))
@@ -166,14 +198,17 @@ class Beacon:
 
     # ---- offsets ----
 
+    def gpu_at(self, local_rank: int) -> int:
+        return HEADER_BYTES + local_rank * PAGE_BYTES
+
     def rank_at(self, local_rank: int) -> int:
-        return HEADER_BYTES + local_rank * RANK_BYTES
+        return HEADER_BYTES + self.local_ranks * PAGE_BYTES + local_rank * RANK_BYTES
 
     def histogram_at(self, local_rank: int) -> int:
-        return HEADER_BYTES + self.local_ranks * RANK_BYTES + local_rank * HISTOGRAM_BYTES
+        return self.rank_at(self.local_ranks) + local_rank * HISTOGRAM_BYTES
 
     def worker_at(self, local_rank: int, number: int) -> int:
-        first = HEADER_BYTES + self.local_ranks * (RANK_BYTES + HISTOGRAM_BYTES)
+        first = self.histogram_at(self.local_ranks)
         return first + (local_rank * self.workers_per_rank + number) * WORKER_BYTES
 
     # ---- what concerns all ranks ----
@@ -244,7 +279,7 @@ class Beacon:
         while record != (again := RECORD.unpack_from(self.map, at)):  # written between two looks
             record = again
         step, stage, part, since_ns = record
-        pid, state, stop, heartbeat_ns, given, status, steps = FACTS.unpack_from(self.map, at + FACTS_AT)
+        pid, state, stop, heartbeat_ns, given, status, steps, builds = FACTS.unpack_from(self.map, at + FACTS_AT)
         return RankSlot(
             rank=self.first_rank + local_rank,
             step=step,
@@ -258,7 +293,19 @@ class Beacon:
             evidence_given=given,
             exit_status=None if status == NO_STATUS else status,
             steps_done=steps,
+            builds=bool(builds),
         )
+
+    def gpu(self, local_rank: int) -> GpuSlot | None:
+        """Return where the rank's GPU is; None: it does not report, or has not begun its first batch."""
+        at = self.gpu_at(local_rank)
+        launched = int(WORD.unpack_from(self.map, at + LAUNCHED_AT)[0])
+        word = int(WORD.unpack_from(self.map, at)[0])
+        batch, stage = word >> STAGE_BITS, word & ((1 << STAGE_BITS) - 1)
+        if batch == 0:
+            return None
+        step_at = at + BATCH_STEPS_AT + WORD.size * (batch % NUM_BATCH_STEPS)
+        return GpuSlot(batch, Stage(stage), int(WORD.unpack_from(self.map, step_at)[0]), launched)
 
     def workers(self, local_rank: int) -> list[WorkerSlot]:
         """Return the workers that have begun to read, in the order of their slots."""
@@ -329,6 +376,14 @@ class RankMark:
     def state(self, state: RankState) -> None:
         INT32.pack_into(self._map, self._at + STATE_AT, state)
 
+    @property
+    def builds(self) -> bool:
+        return bool(INT32.unpack_from(self._map, self._at + BUILDS_AT)[0])
+
+    @builds.setter
+    def builds(self, builds: bool) -> None:
+        INT32.pack_into(self._map, self._at + BUILDS_AT, builds)
+
     def ask_to_stop(self, signal_number: int) -> None:
         """Note the signal that asked this rank to stop; safe in a signal handler."""
         INT32.pack_into(self._map, self._at + STOP_AT, signal_number)
@@ -338,6 +393,29 @@ class RankMark:
 
     def gave_evidence(self, number: int) -> None:
         UINT.pack_into(self._map, self._at + GIVEN_AT, number)
+
+
+class GpuLog:
+    """The host's part of a rank's GPU page: which batches it gives to the GPU."""
+
+    def __init__(self, beacon: Beacon, local_rank: int) -> None:
+        self._map, self._at = beacon.map, beacon.gpu_at(local_rank)
+        self.batch = 0
+        """The batch that is being launched, counted from 1."""
+
+    def begins(self, step: int) -> int:
+        """A batch of `step` is about to be launched; return its number."""
+        self.batch += 1
+        WORD.pack_into(self._map, self._at + BATCH_STEPS_AT + WORD.size * (self.batch % NUM_BATCH_STEPS), step)
+        return self.batch
+
+    def is_launched(self) -> None:
+        """The GPU has all of the batch."""
+        WORD.pack_into(self._map, self._at + LAUNCHED_AT, self.batch)
+
+    def forget(self) -> None:
+        """The GPU does not report any more."""
+        WORD.pack_into(self._map, self._at, 0)
 
 
 class WorkerMark:

@@ -42,18 +42,19 @@ class Node:
         self.recent = RecentDurations(self.beacon)
         self._limits = Limits(settings.floor_s, settings.init_s)
         self._stopped_since: dict[int, float] = {}
+        self._gpu_since: dict[int, tuple[object, float]] = {}
         self._next_status = 0.0
 
     # ---- observing ----
 
     def rows(self) -> list[RankRow]:
-        """Return the ranks now, with how long stopped processes have been seen stopped."""
+        """Return the ranks now, with how long stopped processes and GPUs that do not move have been seen so."""
         rows = local_rows(self.beacon, self._limits, self.settings.node, self.recent.usual_ms)
         now = time.monotonic()
         stopped = {row.pid for row in rows if row.is_stopped}
         stopped |= {worker.pid for row in rows for worker in row.workers if worker.process in ("T", "t")}
         self._stopped_since = {pid: self._stopped_since.get(pid, now) for pid in stopped}
-        return [self._with_stops(row, now) for row in rows]
+        return [self._with_gpu(self._with_stops(row, now), now) for row in rows]
 
     def _with_stops(self, row: RankRow, now: float) -> RankRow:
         def stopped_s(pid: int) -> float:
@@ -63,6 +64,15 @@ class Node:
             dataclasses.replace(worker, stopped_s=stopped_s(worker.pid)) for worker in row.workers
         ]
         return dataclasses.replace(row, stopped_s=stopped_s(row.pid), workers=workers)
+
+    def _with_gpu(self, row: RankRow, now: float) -> RankRow:
+        if row.gpu is None:
+            return row
+        seen = (row.gpu.position, row.gpu.is_busy)  # one that was idle starts when it is given a batch
+        before, since = self._gpu_since.get(row.rank, (None, now))
+        since = since if before == seen else now
+        self._gpu_since[row.rank] = (seen, since)
+        return dataclasses.replace(row, gpu=dataclasses.replace(row.gpu, in_stage_s=now - since))
 
     def failures(self) -> dict[int, Failure]:
         return read_failures(self.beacon.folder)

@@ -103,11 +103,13 @@ class Stage(IntEnum):
     DECODER = 7
     LOSS = 8
     BACKWARD = 9
-    OPTIMIZER = 10
-    CHECKPOINT = 11
-    VALIDATION = 12
-    END = 13
-    """Training is over; only writing the results and exiting remain."""
+    EXCHANGE = 10
+    """The gradient is complete and waits for that of the other ranks."""
+    OPTIMIZER = 11
+    CHECKPOINT = 12
+    VALIDATION = 13
+    END = 14
+    """Training is over; only writing the results and exiting remain. On a GPU: the batch is done."""
 
     @property
     def label(self) -> str:

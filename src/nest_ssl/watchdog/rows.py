@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nest_ssl.watchdog.beacon import Beacon, RankSlot, WorkerSlot, quantile_ns
+from nest_ssl.watchdog.beacon import Beacon, GpuSlot, RankSlot, WorkerSlot, quantile_ns
 from nest_ssl.watchdog.rank import WAITING_PARTS, RankState, Stage, part_label
 from nest_ssl.watchdog.system import process_state
 
@@ -21,8 +21,50 @@ PATIENCE = 10.0
 """Checkpoints, and validation batches that nobody waits for, may take this many floors."""
 WINDOW_STEPS = 8
 """Usual durations are medians over this many steps; two windows in a row name a slow rank, within 20 steps."""
-COMPARED = [stage for stage in Stage if Stage.DATA <= stage <= Stage.OPTIMIZER and stage is not Stage.BACKWARD]
-"""Stages whose durations are compared between ranks; not backward, where the fast ranks wait for the slow one."""
+WAITS = (Stage.BACKWARD, Stage.EXCHANGE)
+COMPARED = [stage for stage in Stage if Stage.DATA <= stage <= Stage.OPTIMIZER and stage not in WAITS]
+"""Stages whose durations are compared between ranks; not those where the fast ranks wait for the slow one."""
+
+ON_GPU = [stage for stage in Stage if Stage.TRANSFER <= stage <= Stage.OPTIMIZER]
+
+
+@dataclass(frozen=True)
+class GpuRow:
+    """A rank's GPU at one look, by its own marks."""
+
+    batch: int
+    """Counted from 1 since the ranks were started, so that ranks can be compared."""
+    stage: Stage
+    """`Stage.END`: the batch is done."""
+    step: int
+    launched: int
+    """Batches that the host has handed over completely."""
+    is_busy: bool
+    """It has not done all that the host gave it."""
+    limit_s: float
+    in_stage_s: float = 0.0
+    """How long the monitor has seen it there; doctor, which looks once, does not know."""
+
+    @property
+    def position(self) -> tuple[int, Stage]:
+        return self.batch, self.stage
+
+    @property
+    def place(self) -> str:
+        """Where it is, in words: 'backward of step 12'."""
+        if self.stage is Stage.END:
+            return f"front of the batch after step {self.step}" if self.is_busy else f"the end of step {self.step}"
+        return f"{self.stage.label} of step {self.step}"
+
+    @classmethod
+    def of(cls, gpu: GpuSlot, host: RankSlot, limit_s: float) -> GpuRow:
+        is_launching = gpu.batch == gpu.launched + 1  # a step that is not captured is launched bit by bit
+        if is_launching:
+            # It stays in the last stage that it was given, done or not: only if the host is elsewhere is there more.
+            is_busy = gpu.stage is not Stage.END and gpu.stage is not host.stage
+        else:
+            is_busy = gpu.batch < gpu.launched or gpu.stage is not Stage.END
+        return cls(gpu.batch, gpu.stage, gpu.step, gpu.launched, is_busy, limit_s)
 
 
 @dataclass(frozen=True)
@@ -68,6 +110,8 @@ class RankRow:
     """Contact with its whole node was lost."""
     usual_ms: dict[str, float] = field(default_factory=dict)
     """The median time that recent steps spent in each stage."""
+    gpu: GpuRow | None = None
+    """None: its GPU does not report, or there is none."""
 
     @property
     def is_gone(self) -> bool:
@@ -98,12 +142,17 @@ class RankRow:
 
     def to_json(self) -> dict[str, Any]:
         out = dataclasses.asdict(self)
+        if self.gpu is not None:
+            out["gpu"] |= {"stage": self.gpu.stage.label, "place": self.gpu.place}
         return out | {"state": self.state.name.lower(), "stage": self.stage.label, "place": self.place}
 
     @classmethod
     def from_json(cls, row: dict[str, Any]) -> RankRow:
-        values = {name: row[name] for name in cls.__dataclass_fields__}
+        values = {name: row[name] for name in cls.__dataclass_fields__ if name in row}  # earlier versions had fewer
         values |= {"state": RankState[row["state"].upper()], "stage": Stage[row["stage"].upper()]}
+        if (gpu := row.get("gpu")) is not None:
+            known = {name: gpu[name] for name in GpuRow.__dataclass_fields__}
+            values["gpu"] = GpuRow(**known | {"stage": Stage[gpu["stage"].upper()]})
         return cls(**values | {"workers": [WorkerRow(**worker) for worker in row["workers"]]})
 
 
@@ -122,7 +171,7 @@ class Limits:
         stage = slot.stage
         if stage in (Stage.INIT, Stage.END) or slot.state is RankState.ABSENT:
             return self.init_s, self.init_s
-        if slot.steps_done == 0 and stage not in (Stage.VALIDATION, Stage.CHECKPOINT):
+        if slot.builds or (slot.steps_done == 0 and stage not in (Stage.VALIDATION, Stage.CHECKPOINT)):
             slow_start_s = max(self.init_s, self.floor_s)  # compiling, warming up, filling the prefetch queues
             return slow_start_s, slow_start_s
         p99_ns = quantile_ns(durations(stage), 0.99) or 0
@@ -131,6 +180,17 @@ class Limits:
         if stage is Stage.CHECKPOINT:
             return patience_s, patience_s
         return limit_s, patience_s if stage is Stage.VALIDATION else limit_s
+
+    def of_gpu(self, slot: RankSlot, durations: Callable[[Stage], list[int]]) -> float:
+        """Return how long the rank's GPU may stay in one stage.
+
+        What is known are the host's stages. It waits for its GPU in one of them, at most two steps ahead: the longest
+        of a step stands for all.
+        """
+        if slot.builds or slot.steps_done == 0:
+            return max(self.init_s, self.floor_s)
+        p99_ns = max(quantile_ns(durations(stage), 0.99) or 0 for stage in ON_GPU)
+        return max(self.floor_s, TIMES_USUAL * p99_ns / 1e9)
 
 
 def local_rows(
@@ -163,10 +223,14 @@ def absent_row(rank: int, waited_s: float, limit_s: float) -> RankRow:
 
 
 def _row(beacon: Beacon, local_rank: int, limits: Limits, node: int) -> RankRow:
-    slot = beacon.rank(local_rank)
+    gpu, slot = beacon.gpu(local_rank), beacon.rank(local_rank)
     now_ns = time.monotonic_ns()
     workers = [_worker_row(worker, now_ns) for worker in beacon.workers(local_rank)]
-    limit_s, patience_s = limits.of(slot, lambda stage: beacon.durations(local_rank, stage))
+
+    def durations(stage: Stage) -> list[int]:
+        return beacon.durations(local_rank, stage)
+
+    limit_s, patience_s = limits.of(slot, durations)
     return RankRow(
         rank=slot.rank,
         node=node,
@@ -184,6 +248,7 @@ def _row(beacon: Beacon, local_rank: int, limits: Limits, node: int) -> RankRow:
         limit_s=limit_s,
         patience_s=patience_s,
         workers=[worker for worker in workers if worker.number >= 0 or worker.pid == slot.pid],
+        gpu=None if gpu is None else GpuRow.of(gpu, slot, limits.of_gpu(slot, durations)),
     )
 
 
