@@ -215,8 +215,9 @@ STRATEGY_OPTIONS: dict[str, tuple[str, ...]] = {
     "FSDPStrategy": ("process_group_backend",),
     "SingleDeviceStrategy": (),
 }
-"""Accepted options of Lightning's strategies, and one of our own: `exchange_dtype`, in which gradients travel between
-ranks (32 or bf16). The three before it tune torch's gradient exchange; ours needs no tuning and gives the same results."""
+"""Accepted options of Lightning's strategies, and one of our own: `exchange_dtype` (32 or bf16), in which gradients
+travel between ranks. The three before it tune torch's gradient exchange; ours needs no tuning and gives the same
+results."""
 
 
 def _check_strategy(strategy: str | dict[str, Any]) -> None:
@@ -399,13 +400,13 @@ class DebugConfig:
     """Print the inputs and outputs of every stage, on every rank."""
     barrier: bool = False
     """Wait for all ranks before the encoder, and name the ranks that do not arrive."""
-    share_gpu: bool = False
-    """Let several ranks use one GPU: local rank r has GPU r % count. For tests: it shows behaviour, not speed."""
     check_every_n_steps: int = 0
     """Compare every n-th replayed step with the same step uncaptured, and the weights of all ranks; 0: only the first
     replay of each shape."""
     collectives: bool = False
     """Make all collectives with one rank too, with itself: to measure what they cost."""
+    share_gpu: bool = False
+    """Let several ranks use one GPU: local rank r has GPU r % count. For tests: it shows behaviour, not speed."""
 
     def __post_init__(self) -> None:
         if self.check_every_n_steps < 0:

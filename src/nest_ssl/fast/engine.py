@@ -141,6 +141,8 @@ class Engine:
     """Tells all ranks a text, and returns those of all ranks."""
     is_shared = False
     """Several ranks replay together: their shapes must come from the plan, and a step cannot be repeated by one."""
+    building: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
+    """Surrounds what may take as long as a start: compiling, capturing, checking."""
     on_mismatch: Callable[[str], None] | None = None
     """Called with a text when a replay differs from the same step uncaptured."""
 
@@ -214,14 +216,16 @@ class Engine:
             return False
         key = (batch[0].shape[0], size, (variant, context))
         graph = self._graphs.find(key)
-        checks = self.check_next
-        if graph is None and key in self._seen and key[:2] not in self._uncapturable:
-            graph, checks = self._captured(self._graphs, key, batch, work, context), True
-        if graph is not None and checks:
+        is_new = graph is None and key in self._seen and key[:2] not in self._uncapturable
+        checks = is_new or (graph is not None and self.check_next)
+        if checks:
             self.check_next = False
-            graph = self._checked(graph, key, batch, work, context)
+            with self.building():
+                graph = self._captured(self._graphs, key, batch, work, context) if is_new else graph
+                graph = None if graph is None else self._checked(graph, key, batch, work, context)
         if graph is None:
-            self._uncaptured(batch, size, work, context)
+            with self.building():
+                self._uncaptured(batch, size, work, context)
             self._seen.add(key)
         else:
             with self._lane_entered():
@@ -236,9 +240,7 @@ class Engine:
 
     # ---- uncaptured ----
 
-    def _uncaptured(
-        self, batch: Batch, size: int | None, work: Work, context: tuple[int, int] | None
-    ) -> None:
+    def _uncaptured(self, batch: Batch, size: int | None, work: Work, context: tuple[int, int] | None) -> None:
         """Run a step, padded to `size`; if memory runs out, once more without graphs, from unchanged state."""
         if self._plan.fused and not is_as_built(self.model.encoder):  # hooks were added since: they must run
             self.refresh()
@@ -253,7 +255,9 @@ class Engine:
         else:
             return
         # Outside the handler: the error holds the activations of the step.
-        log.warning("Out of memory: %d CUDA graphs are dropped, and the step is repeated without them.", self.num_graphs)
+        log.warning(
+            "Out of memory: %d CUDA graphs are dropped, and the step is repeated without them.", self.num_graphs
+        )
         _put_back(work.volatile(), kept)
         self._uncapturable.add((batch[0].shape[0], size or batch[0].shape[1]))
         self.release()
@@ -269,9 +273,7 @@ class Engine:
             self._work_on(whole, num_samples, work, context)
 
     @torch.enable_grad()
-    def _work_on(
-        self, batch: Batch, num_samples: Tensor | None, work: Work, context: tuple[int, int] | None
-    ) -> None:
+    def _work_on(self, batch: Batch, num_samples: Tensor | None, work: Work, context: tuple[int, int] | None) -> None:
         """The step itself, captured or not; `num_samples` is the size of the batch before it was padded."""
         encoder = self.model.encoder
         encoder.next_context = context
@@ -315,8 +317,8 @@ class Engine:
         return torch.OutOfMemoryError(
             f"the GPU is out of memory in a step of {batch[0].shape[0]} utterances x {seconds:.1f} s: "
             f"{(total - free) / 2**30:.1f} of {total / 2**30:.1f} GiB are in use. Lower model.train_ds.batch_size (or "
-            f"bucket_batch_size, batch_duration), model.train_ds.max_duration or model.activation_budget; 'nest-ssl fit' "
-            f"finds what fits. The same command resumes from the last checkpoint."
+            f"bucket_batch_size, batch_duration), model.train_ds.max_duration or model.activation_budget; "
+            f"'nest-ssl fit' finds what fits. The same command resumes from the last checkpoint."
         )
 
     # ---- captured ----
@@ -374,7 +376,10 @@ class Engine:
                 self._launch(batch, key[1], work, context)
             outcomes.append(work.outcome.clone())
             _put_back(work.volatile(), kept)
-            _ = torch.set_rng_state(random) if device.type == "cpu" else torch.cuda.set_rng_state(random, device)
+            if device.type == "cpu":
+                torch.set_rng_state(random)
+            else:
+                torch.cuda.set_rng_state(random, device)
         work.hold.fill_(False)
         wanted, found = (outcome.tolist() for outcome in outcomes)
         agrees = torch.allclose(outcomes[1], outcomes[0], rtol=TOLERANCE, atol=0.0, equal_nan=True)

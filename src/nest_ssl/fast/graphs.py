@@ -100,6 +100,7 @@ class Lane:
     def renew(self) -> None:
         """Start with other memory; the old one is free once no graph uses it."""
         self._pool = torch.cuda.MemPool()
+        self._handle: Any = self._pool.id
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
@@ -113,7 +114,7 @@ class Lane:
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
         """The same, and allocate in the shared memory: in the backward pass too, whose thread has this stream."""
-        index, pool = torch.cuda._utils._get_device_index(self.device), self._pool.id
+        index, pool = torch.cuda._utils._get_device_index(self.device), self._handle
         with self.entered():
             torch._C._cuda_beginAllocateCurrentStreamToPool(index, pool)
             try:
@@ -127,7 +128,7 @@ class Lane:
         graph = torch.cuda.CUDAGraph()
         # A weight cast to bf16 before the capture would be read, unchanged, by every replay.
         torch.clear_autocast_cache()
-        with torch.cuda.graph(graph, pool=self._pool.id, stream=self.stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._handle, stream=self.stream, capture_error_mode="thread_local"):
             run()
         torch.clear_autocast_cache()
         return graph
@@ -225,7 +226,7 @@ class Leaves:
     @contextlib.contextmanager
     def in_the_model(self) -> Iterator[None]:
         for module, name, p in self._places:
-            module._parameters[name] = self.of[p]  # type: ignore[index]
+            module._parameters[name] = self.of[p]
         try:
             yield
         finally:

@@ -1,9 +1,9 @@
 """Batch norm with the statistics of all ranks' batches (`trainer.sync_batchnorm`).
 
 Torch's own refuses CPU tensors, and counts frames that were added to a batch for a graph. Ours reduces, over the frames
-that count, their number, the sum and the squares, in one collective; the backward pass has one too, which autograd finds
-by itself: the gradient of a sum over ranks is the sum of the ranks' gradients. Sums are taken around the running mean,
-which is the same on every rank: close to the batch's mean, so that little is lost in the difference of squares.
+that count, their number, the sum and the squares, in one collective. The backward pass has one too, which autograd
+finds by itself: the gradient of a sum over ranks is the sum of the ranks' gradients. Sums are taken around the running
+mean, which is the same on every rank and close to the batch's mean: little is lost in the difference of squares.
 
 C channels, T frames, B batch, N = B · T.
 """
@@ -31,7 +31,8 @@ class SynchronizedBatchNorm(nn.BatchNorm1d):
         counted_N1 = torch.ones((), dtype=torch.bool, device=x_NC.device).expand(x_NC.shape[0], 1)
         count = torch.full((), float(x_NC.shape[0]), device=x_NC.device)
         y_NC = normalize_together(self, x_NC, counted_N1, count)
-        return y_NC.unflatten(0, (x_BCT.shape[0], -1)).transpose(1, 2)
+        y_BCT: Tensor = y_NC.unflatten(0, (x_BCT.shape[0], -1)).transpose(1, 2)
+        return y_BCT
 
 
 def normalize_together(norm: SynchronizedBatchNorm, x_NC: Tensor, counted_N1: Tensor, count: Tensor) -> Tensor:
@@ -48,7 +49,8 @@ def normalize_together(norm: SynchronizedBatchNorm, x_NC: Tensor, counted_N1: Te
     mean_C = shift_C + offset_C
     move_statistics(norm, mean_C.detach(), (variance_C * total / (total - 1)).detach())
     scale_C = torch.rsqrt(variance_C + norm.eps) * norm.weight
-    return ((x - mean_C) * scale_C + norm.bias).to(x_NC.dtype)
+    y_NC: Tensor = ((x - mean_C) * scale_C + norm.bias).to(x_NC.dtype)
+    return y_NC
 
 
 def move_statistics(norm: nn.BatchNorm1d, mean_C: Tensor, variance_C: Tensor) -> None:
@@ -88,9 +90,10 @@ sum_over_ranks.register_autograd(_sum_gradients, setup_context=_keep_group)
 
 def synchronize_batch_norms(model: nn.Module, group: distributed.ProcessGroup | None = None) -> int:
     """Give every batch norm of `model` the statistics of all ranks of `group`; names and values stay. How many."""
-    name = "all" if group is None else str(group.group_name)
-    if distributed.is_initialized():
-        _groups[name] = group or distributed.group.WORLD
+    group = group or distributed.group.WORLD
+    name = "none" if group is None else str(group.group_name)
+    if group is not None:
+        _groups[name] = group
     count = 0
     for parent in list(model.modules()):
         for child_name, child in parent.named_children():

@@ -1,8 +1,8 @@
 """The ranks of a run: who this one is, its device, and everything they say to each other.
 
-Collectives are called here, in sharding.py and in modules/batch_norm.py. A training step has one per 32 MB of gradients (two more per
-conformer layer with `trainer.sync_batchnorm`), a validation has one. What ranks decide together without a collective,
-they decide through the process group's store.
+Collectives are called here, in sharding.py and in modules/batch_norm.py. A training step has one per 32 MB of gradients
+(two more per conformer layer with `trainer.sync_batchnorm`), a validation has one. What ranks decide together without a
+collective, they decide through the process group's store.
 """
 
 from __future__ import annotations
@@ -162,10 +162,13 @@ def joined(
         if world.is_first:
             log.warning("debug.share_gpu: ranks share GPUs and talk over sockets; this shows behaviour, not speed.")
     backend = options.get("process_group_backend") or ("nccl" if device.type == "cuda" else "gloo")
-    alone = {"rank": 0, "world_size": 1, "store": distributed.HashStore()} if world.size == 1 else {}
+    alone: dict[str, Any] = {}
+    if world.size == 1:
+        alone = {"rank": 0, "world_size": 1, "store": distributed.HashStore()}  # type: ignore[attr-defined]
     distributed.init_process_group(backend, device_id=device if backend == "nccl" else None, **alone)
     separate = config.sync_batchnorm and config.strategy_name != "fsdp"
-    yield replace(world, communicates=True, gradient_group=distributed.new_group() if separate else None)  # a rank that fails just ends: to leave the group, it would have to wait for the others
+    yield replace(world, communicates=True, gradient_group=distributed.new_group() if separate else None)
+    # A rank that fails does not get here, and just ends: to leave the group, it would have to wait for the others.
     distributed.destroy_process_group()
 
 
@@ -271,7 +274,7 @@ class Gradients:
         # For one backward pass only: the model may be used, and trained by others, between two steps.
         hooks = [leaf.register_post_accumulate_grad_hook(self._arrival(n)) for n, leaf in enumerate(self._leaves)]
         try:
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
         finally:
             for hook in hooks:
                 hook.remove()
@@ -295,7 +298,8 @@ class Gradients:
                 parameter.grad = part
 
     def norm(self) -> Tensor:
-        return torch.linalg.vector_norm(self.flat)
+        norm: Tensor = torch.linalg.vector_norm(self.flat)
+        return norm
 
     def clip(self, most: float, norm: Tensor) -> None:
         self.flat.mul_(torch.clamp(most / (norm + 1e-6), max=1.0))

@@ -102,7 +102,7 @@ class ShardedGradients:
             parameter.grad = None
 
     def backward(self, loss: Tensor, leaves: Mapping[nn.Parameter, nn.Parameter], *, exchanges: bool) -> None:
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
 
     def wait(self) -> None:
         """Torch has waited."""

@@ -13,9 +13,9 @@ import functools
 import hashlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -134,7 +134,7 @@ class TrainStep:
         self._running: deque[tuple[torch.cuda.Event, object]] = deque()
         """Batches that the device may still be working on, and when it is done."""
         engine.is_shared = world.size > 1
-        engine.vote = self._vote
+        engine.vote, engine.building = self._vote, watch.building
         self._num_votes = 0
 
     @property
@@ -286,7 +286,9 @@ class TrainStep:
         text = f"step {step}: the weights of rank{'s' if len(odd) > 1 else ''} {', '.join(odd)} differ from rank 0's"
         if self.engine.on_mismatch is not None:
             self.engine.on_mismatch(text)
-        moments = [value for state in self.optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
+        moments = [
+            value for state in self.optimizer.state.values() for value in state.values() if torch.is_tensor(value)
+        ]
         self.world.copy_from_first([*self.gradients.parameters, *moments])
         self.engine.give_up(text)
 

@@ -23,13 +23,13 @@ from nest_ssl.fast.engine import accelerate
 from nest_ssl.files import replace_text
 from nest_ssl.launch.ranks import ALONE, from_environment
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
+from nest_ssl.modules.batch_norm import synchronize_batch_norms
 from nest_ssl.run_folder import RunFolder, forget_after, logged_at, ranks_per_node
 from nest_ssl.training import experiment
 from nest_ssl.training.ema import Average
 from nest_ssl.training.loggers import Loggers, Progress, check_loggers, log_to_file, profiled
 from nest_ssl.training.loop import Limits, Loop, num_batches
 from nest_ssl.training.optimizers import build_optimizer
-from nest_ssl.modules.batch_norm import synchronize_batch_norms
 from nest_ssl.training.parallel import World, device_for, gpu_in_words, joined, uses_gpu
 from nest_ssl.training.saving import Saver
 from nest_ssl.training.schedules import build_schedule
@@ -337,6 +337,7 @@ class Fit:
         world.copy_from_first(model.state_dict().values())
         if config.strategy_name == "fsdp" and world.size > 1:
             shard(model)
+        self.watch.marks_gpu(world.device)
         if self.watch.agent is not None:
             mark_stages(model, lambda stage, part: self.watch.enter(stage, part))
             self.watch.marks_gpu(world.device)

@@ -3,14 +3,22 @@
 A plan is a pure function of (seed, epoch, data, world size, settings). Every rank has the same number of batches.
 The last, incomplete step of an epoch is dropped (`drop_last`), or its utterances are divided equally among the ranks
 as smaller batches; the fewer than `world_size` utterances that are missing for that come from the start of the epoch.
+
+Where durations are known, the plan also decides how long a step's batches are padded to be (`StepShapes`), the same on
+all ranks.
 """
 
 from __future__ import annotations
 
 import hashlib
+import heapq
+import itertools
 import json
 from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,9 +30,20 @@ from nest_ssl.data.randomness import Stream, generator_for
 Positions = npt.NDArray[np.int64]
 Buckets = npt.NDArray[np.uint16]
 """The bucket of each utterance."""
+Seconds = npt.NDArray[np.float32]
+NumSamples = npt.NDArray[np.int64]
 
 MIN_SPARES = 16
 """With 1 % of bad files, 16 in a row have a probability of 1e-32."""
+MAX_SHAPES = 32
+"""Shapes of a run: each takes a CUDA graph, seconds to capture and memory to keep."""
+MIN_SAVING = 0.001
+"""A further shape must save at least this share of the padded audio."""
+FRAME_S = 0.01
+"""Room for durations that a manifest rounds."""
+MAX_LOOKED_AT = 20_000_000
+"""Utterances of all ranks' own orders (`replicated`) that are looked at in an epoch, about 2 s; beyond that, every step
+is as long as the longest utterance."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +57,16 @@ class BatchSpec:
     """Utterances to read."""
     spares: Indices
     """The next utterances of the plan, which replace, in order, those that cannot be read."""
+    num_samples: int | None = None
+    """What the batches of this step are padded to on all ranks; None: not planned."""
+
+
+@dataclass(frozen=True, order=True)
+class Shape:
+    """The size of a step's batches with padding, equal on all ranks."""
+
+    batch_size: int
+    num_samples: int
 
 
 class Plan(ABC):
@@ -45,6 +74,8 @@ class Plan(ABC):
 
     world_size: int
     seed: int
+    step_shapes: StepShapes | None = None
+    """None: durations are unknown, or batch sizes differ between ranks."""
 
     @abstractmethod
     def num_batches(self) -> int | None:
@@ -62,6 +93,10 @@ class Plan(ABC):
     @abstractmethod
     def utterances_per_epoch(self) -> int | None:
         """The utterances that each rank reads in an epoch, padding included; None: endless."""
+
+    def shapes(self) -> list[Shape]:
+        """Return all shapes of a run, the smallest batch size first; none if they are not planned."""
+        return [] if self.step_shapes is None else self.step_shapes.shapes()
 
     def hash(self) -> str:
         """Return a hash that is equal on two ranks only if they follow the same plan.
@@ -98,6 +133,11 @@ class Cut:
     def num_steps(self) -> int:
         return -(-self.share // self.batch_size)
 
+    @property
+    def num_full_steps(self) -> int:
+        """Steps of `batch_size` utterances per rank; there is at most one more, which is smaller."""
+        return self.share // self.batch_size
+
     def positions(self, step: int, rank: int) -> Positions:
         """Return the positions of one batch. Those past `length` are padding and mean the positions from 0 on."""
         size = min(self.batch_size, self.share - step * self.batch_size)
@@ -108,6 +148,159 @@ class Cut:
         else:
             first = step * self.batch_size
         return np.arange(first, first + size)
+
+    def longest(self, durations_s: Seconds) -> Seconds:
+        """Return (num_steps,) the longest of each step on any rank, from the (length,) durations in order.
+
+        `replicated`: of one rank, from the durations in its own order.
+        """
+        if self.share == 0:
+            return np.empty(0, dtype=np.float32)
+        starts = np.arange(0, self.share, self.batch_size)
+        if self.layout == "replicated":
+            return np.maximum.reduceat(durations_s[: self.share], starts)
+        read_s = np.resize(durations_s, self.share * self.world_size)  # begins again after the last one
+        if self.layout == "interleaved":
+            return np.maximum.reduceat(read_s, starts * self.world_size)
+        return np.maximum.reduceat(read_s.reshape(self.world_size, -1), starts, axis=1).max(axis=0)
+
+
+@dataclass(frozen=True)
+class Durations:
+    """What the plan knows of the utterances' lengths."""
+
+    seconds: Seconds
+    """(num_utterances,)"""
+    sample_rate: int
+    least_s: float = 0.0
+    """Shorter audio is padded to this."""
+
+    def num_samples(self, seconds: npt.NDArray[np.floating[Any]]) -> NumSamples:
+        """Return the samples that audio of these durations may have."""
+        counted_s = np.maximum(seconds.astype(np.float64), self.least_s) + FRAME_S
+        return np.ceil(counted_s * self.sample_rate).astype(np.int64)
+
+
+class StepShapes:
+    """The padded length of every step: the longest utterance that any rank reads in it, rounded up to few levels.
+
+    Batches of one size share their levels, which are chosen from the steps of epoch 0, whatever the epoch a run starts
+    in. An epoch's last, smaller step of a bucket has its own shape, as long as the bucket's longest utterance, if there
+    is room for it within MAX_SHAPES.
+    """
+
+    def __init__(
+        self,
+        durations: Durations,
+        cuts: Sequence[Cut],
+        longest_s: Seconds,
+        members: Callable[[int, int], Sequence[Indices]],
+        repeats: Sequence[int] = (1,),
+    ) -> None:
+        """Plan for buckets with these `cuts`; `members` returns the order of each, for an epoch and a rank."""
+        self.durations, self.cuts, self.repeats, self._members = durations, cuts, repeats, members
+        self._longest = durations.num_samples(longest_s).tolist()
+        self._epoch: int | None = None
+        self._planned: list[list[int | None]] = []
+
+    def num_samples(self, epoch: int, bucket: int, step: int) -> int | None:
+        """Return the padded length of one of a bucket's steps; None if its shape is not planned."""
+        if epoch != self._epoch:
+            self._planned, self._epoch = self._plan(epoch), epoch
+        return self._planned[bucket][step]
+
+    def shapes(self) -> list[Shape]:
+        levels = {Shape(size, length) for size, lengths in self._levels.items() for length in lengths.tolist()}
+        return sorted(levels | self._last_shapes)
+
+    def largest(self) -> int:
+        """Return the samples in the largest batch, without computing an epoch's order."""
+        both = zip(self.cuts, self._longest, strict=True)
+        return max((min(cut.batch_size, cut.share) * longest for cut, longest in both), default=0)
+
+    def _plan(self, epoch: int) -> list[list[int | None]]:
+        planned: list[list[int | None]] = []
+        for cut, longest, lengths in zip(self.cuts, self._longest, self._lengths(epoch), strict=True):
+            levels, full = self._levels.get(cut.batch_size), lengths[: cut.num_full_steps]
+            steps: list[int | None] = [None] * len(full)
+            if levels is not None:
+                steps = levels[np.searchsorted(levels, full)].tolist()
+            if cut.num_steps > cut.num_full_steps:
+                last = Shape(cut.share % cut.batch_size, longest)
+                steps.append(longest if last in self._last_shapes else None)
+            planned.append(steps)
+        return planned
+
+    def _lengths(self, epoch: int) -> list[NumSamples]:
+        """Return, for each bucket, (num_steps,) the samples of the longest utterance of each step on any rank."""
+        first = self.cuts[0]
+        ranks = range(first.world_size if first.layout == "replicated" else 1)
+        if len(ranks) > 1 and len(ranks) * sum(cut.share for cut in self.cuts) > MAX_LOOKED_AT:
+            return [np.full(cut.num_steps, n) for cut, n in zip(self.cuts, self._longest, strict=True)]
+        longest_s = [np.zeros(cut.num_steps, dtype=np.float32) for cut in self.cuts]
+        for rank in ranks:
+            for cut, members, so_far_s in zip(self.cuts, self._members(epoch, rank), longest_s, strict=True):
+                np.maximum(so_far_s, cut.longest(self.durations.seconds[members]), out=so_far_s)
+        return [self.durations.num_samples(seconds) for seconds in longest_s]
+
+    @cached_property
+    def _last_shapes(self) -> set[Shape]:
+        """The shapes of the buckets' last, smaller steps."""
+        sizes = {cut.batch_size for cut in self.cuts if cut.num_full_steps}
+        last = {
+            Shape(cut.share % cut.batch_size, longest)
+            for cut, longest in zip(self.cuts, self._longest, strict=True)
+            if cut.num_steps > cut.num_full_steps
+        }
+        return last if len(sizes) + len(last) <= MAX_SHAPES else set()
+
+    @cached_property
+    def _levels(self) -> dict[int, NumSamples]:
+        """The padded lengths for each batch size, in increasing order."""
+        lengths: defaultdict[int, list[NumSamples]] = defaultdict(list)
+        longest: defaultdict[int, int] = defaultdict(int)
+        for cut, times, n, of_bucket in zip(self.cuts, self.repeats, self._longest, self._lengths(0), strict=True):
+            if cut.num_full_steps:
+                lengths[cut.batch_size].append(np.repeat(of_bucket[: cut.num_full_steps], times))
+                longest[cut.batch_size] = max(longest[cut.batch_size], n)
+        return choose_levels(
+            {size: np.concatenate(parts) for size, parts in lengths.items()},
+            longest,
+            MAX_SHAPES - len(self._last_shapes),
+        )
+
+
+def choose_levels(lengths: dict[int, NumSamples], longest: dict[int, int], most: int) -> dict[int, NumSamples]:
+    """Return at most `most` padded lengths in all, which keep the padding of batches of these sizes and lengths low.
+
+    The last of each size is `longest`. One after another, the level that saves most padding is added, as long as it
+    saves MIN_SAVING of the whole. Of more than `most` sizes, those with the least audio get no level.
+    """
+    audio = {size: size * int(of_size.sum()) for size, of_size in lengths.items()}
+    sizes = sorted(audio, key=lambda size: (-audio[size], size))[:most]
+    levels = {size: [longest[size]] for size in sizes}
+    numbers = itertools.count()  # of the entries, so that the heap never compares arrays
+    splits: list[tuple[int, int, int, NumSamples, int, int]] = []
+
+    def look_at(size: int, ordered: NumSamples, upper: int) -> None:
+        """Find the best level for these lengths, which are padded to `upper` so far."""
+        if len(ordered):
+            saved = size * np.arange(1, len(ordered) + 1) * (upper - ordered)
+            place = int(saved.argmax())
+            heapq.heappush(splits, (-int(saved[place]), next(numbers), size, ordered, place, upper))
+
+    for size in sizes:
+        look_at(size, np.sort(lengths[size]), longest[size])
+    worth_it = max(1, MIN_SAVING * sum(audio.values()))
+    for _ in range(most - len(sizes)):
+        if not splits or -splits[0][0] < worth_it:
+            break
+        _, _, size, ordered, place, upper = heapq.heappop(splits)
+        level = int(ordered[place])
+        levels[size].append(level)
+        look_at(size, ordered[: place + 1], level)
+        look_at(size, ordered[place + 1 :], upper)
+    return {size: np.sort(np.asarray(of_size, dtype=np.int64)) for size, of_size in levels.items()}
 
 
 class _EpochCache:
@@ -138,11 +331,15 @@ class FixedSizePlan(Plan):
         fingerprint: str,
         layout: str = "interleaved",
         endless: bool = False,
+        durations: Durations | None = None,
     ) -> None:
         self.world_size, self.seed, self.fingerprint = world_size, seed, fingerprint
         self.order, self.endless = order, endless
         self.cut = Cut(len(order), batch_size, world_size, drop_last, layout)
         self._indices = _EpochCache(order)
+        if durations is not None:
+            longest_s = durations.seconds.max(keepdims=True)
+            self.step_shapes = StepShapes(durations, [self.cut], longest_s, self._members)
 
     def num_batches(self) -> int | None:
         return None if self.endless else self.cut.num_steps
@@ -155,11 +352,17 @@ class FixedSizePlan(Plan):
         # Endless: one round of the order after another, whatever the trainer counts as an epoch.
         round_number, step_in_round = divmod(step, self.cut.num_steps) if self.endless else (epoch, step)
         positions = self.cut.positions(step_in_round, rank)
-        if self.cut.layout == "replicated":  # each rank has its own order
-            round_number = round_number * self.world_size + rank
-        indices = self._indices(round_number)
+        replicated = self.cut.layout == "replicated"  # each rank has its own order
+        indices = self._indices(round_number * self.world_size + rank if replicated else round_number)
         spares = spares_after(indices, int(positions[-1]) + 1, len(positions))
-        return BatchSpec(epoch, step, rank, indices[positions % len(indices)], spares)
+        shapes = self.step_shapes
+        num_samples = None if shapes is None else shapes.num_samples(round_number, 0, step_in_round)
+        return BatchSpec(epoch, step, rank, indices[positions % len(indices)], spares, num_samples)
+
+    def _members(self, round_number: int, rank: int) -> list[Indices]:
+        if self.cut.layout == "replicated":
+            return [self.order.indices(round_number * self.world_size + rank)]
+        return [self._indices(round_number)]
 
     def settings(self) -> dict[str, Any]:
         return {
@@ -196,6 +399,7 @@ class BucketedPlan(Plan):
         strategy: str = "synced_randomized",
         repeats: list[int] | None = None,
         layout: str = "interleaved",
+        durations: Durations | None = None,
     ) -> None:
         self.world_size, self.seed, self.fingerprint = world_size, seed, fingerprint
         self.order, self.bucket_of, self.strategy, self.layout = order, bucket_of, strategy, layout
@@ -210,6 +414,11 @@ class BucketedPlan(Plan):
         self._grouped: Indices = np.empty(0, dtype=np.uint32)
         self._schedule_key: tuple[int, int] | None = None
         self._shuffled_steps: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        one_bucket_per_step = strategy != "fully_randomized" or world_size == 1
+        if durations is not None and one_bucket_per_step:
+            longest_s = np.zeros(len(batch_sizes), dtype=np.float32)
+            np.maximum.at(longest_s, bucket_of, durations.seconds)
+            self.step_shapes = StepShapes(durations, self.cuts, longest_s, self._members, self.repeats)
 
     def num_batches(self) -> int:
         return len(self._step_buckets)
@@ -225,7 +434,9 @@ class BucketedPlan(Plan):
         positions = cut.positions(number % cut.num_steps, rank)
         members = self._group(epoch, rank)[start : start + cut.length]
         spares = spares_after(members, int(positions[-1]) + 1, len(positions))
-        return BatchSpec(epoch, step, rank, members[positions % len(members)], spares)
+        shapes = self.step_shapes
+        num_samples = None if shapes is None else shapes.num_samples(epoch, bucket, number % cut.num_steps)
+        return BatchSpec(epoch, step, rank, members[positions % len(members)], spares, num_samples)
 
     def _schedule(self, epoch: int, rank: int) -> npt.NDArray[np.int64]:
         """Return (num_batches,) which of the epoch's steps, numbered bucket by bucket, comes at each place."""
@@ -242,10 +453,19 @@ class BucketedPlan(Plan):
         """Return the epoch's order, sorted by bucket."""
         round_number = epoch * self.world_size + rank if self.layout == "replicated" else epoch
         if round_number != self._grouped_round:
-            indices = self.order.indices(round_number)
-            self._grouped = indices[np.argsort(self.bucket_of[indices], kind="stable")]
-            self._grouped_round = round_number
+            self._grouped, self._grouped_round = self._sorted_by_bucket(round_number), round_number
         return self._grouped
+
+    def _sorted_by_bucket(self, round_number: int) -> Indices:
+        indices = self.order.indices(round_number)
+        return indices[np.argsort(self.bucket_of[indices], kind="stable")]
+
+    def _members(self, epoch: int, rank: int) -> list[Indices]:
+        if self.layout == "replicated":  # not kept: the next one asked for is another rank's
+            grouped = self._sorted_by_bucket(epoch * self.world_size + rank)
+        else:
+            grouped = self._group(epoch, rank)
+        return np.split(grouped, self._starts[1:-1])
 
     def settings(self) -> dict[str, Any]:
         return {
