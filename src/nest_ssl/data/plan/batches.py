@@ -162,7 +162,9 @@ class Cut:
         read_s = np.resize(durations_s, self.share * self.world_size)  # begins again after the last one
         if self.layout == "interleaved":
             return np.maximum.reduceat(read_s, starts * self.world_size)
-        return np.maximum.reduceat(read_s.reshape(self.world_size, -1), starts, axis=1).max(axis=0)
+        of_ranks_s: Seconds = np.maximum.reduceat(read_s.reshape(self.world_size, -1), starts, axis=1)
+        longest_s: Seconds = of_ranks_s.max(axis=0)
+        return longest_s
 
 
 @dataclass(frozen=True)
@@ -212,6 +214,11 @@ class StepShapes:
     def shapes(self) -> list[Shape]:
         levels = {Shape(size, length) for size, lengths in self._levels.items() for length in lengths.tolist()}
         return sorted(levels | self._last_shapes)
+
+    @property
+    def num_sizes_left_out(self) -> int:
+        """Batch sizes that got no level, because there are more than MAX_SHAPES."""
+        return len({cut.batch_size for cut in self.cuts if cut.num_full_steps}) - len(self._levels)
 
     def largest(self) -> int:
         """Return the samples in the largest batch, without computing an epoch's order."""
