@@ -10,6 +10,11 @@ from torch import Tensor
 
 from nest_ssl import EncDecDenoiseMaskedTokenPredModel
 from nest_ssl.config.composing import yaml_folder
+from nest_ssl.data import AudioNoiseBatch
+from nest_ssl.fast.engine import Batch, accelerate
+from nest_ssl.training.parallel import World
+from nest_ssl.training.step import TrainStep
+from nest_ssl.training.watching import Watch
 
 TINY: dict[str, Any] = {
     "num_classes": 64,
@@ -53,3 +58,32 @@ def noise_batch(lengths: list[int], seed: int = 0) -> dict[str, Tensor]:
         "noisy_input_signal": noisy,
         "noisy_input_signal_length": length,
     }
+
+
+def train_step(
+    model: EncDecDenoiseMaskedTokenPredModel,
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    world: World | None = None,
+    compile: str = "auto",
+    autocast: torch.dtype | None = None,
+    no_graphs: str | None = None,
+    **options: Any,
+) -> TrainStep:
+    """Training steps of `model`; without an optimizer they leave gradients and change no weight."""
+    engine = accelerate(model, compile=compile, autocast=autocast, no_graphs=no_graphs)
+    optimizer = optimizer or torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.0)
+    return TrainStep(model, engine, optimizer, None, world or World(), Watch(), **options)
+
+
+def train_on(step: TrainStep, batch: Batch, *, begins: bool = True, updates: bool = True, **options: Any) -> Tensor:
+    """Train on a batch that is on its device; the loss."""
+    audio, audio_len, noisy, noisy_len = batch
+    made = AudioNoiseBatch(
+        audio=audio, audio_len=audio_len, noisy_audio=noisy, noisy_audio_len=noisy_len, planned_samples=audio.shape[1]
+    )
+    return step(made, begins=begins, updates=updates, step=0, **options).loss.clone()
+
+
+def gradients_of(model: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nest_ssl.fast.engine import accelerate
-from nest_ssl.fast.graphs import Padding, is_as_built, may_be_skipped, obstacle_to_graphs, with_parameters
+from nest_ssl.fast.graphs import Leaves, Padding, is_as_built, may_be_skipped, obstacle_to_graphs
 from nest_ssl.modules import ConformerEncoder
+from nest_ssl.modules.batch_norm import synchronize_batch_norms
 from nest_ssl.training.watching import mark_stages
-from tests.helpers import NO_DROPOUT, noise_batch, tiny_model
+from tests.helpers import NO_DROPOUT, noise_batch, tiny_model, train_on, train_step
 
 # With a start in every frame the mask does not depend on chance.
 EXACT: dict[str, Any] = {**NO_DROPOUT, "masking.mask_prob": 1.0}
@@ -27,16 +27,7 @@ def test_sizes_are_few_and_never_smaller() -> None:
     assert len(set(sizes)) < 250
 
 
-@pytest.mark.parametrize(
-    ("overrides", "word"),
-    [({}, None), ({"encoder.att_context_size": [[4, 2], [-1, -1]]}, "several contexts")],
-)
-def test_the_reason_against_graphs_is_named(overrides: dict[str, Any], word: str | None) -> None:
-    obstacle = obstacle_to_graphs(tiny_model(overrides))
-    assert obstacle is None if word is None else word in (obstacle or "")
-
-
-def test_hooks_and_synchronised_norms_prevent_graphs() -> None:
+def test_hooks_and_norms_of_others_prevent_graphs() -> None:
     model = tiny_model()
     handle = model.encoder.layers[0].register_forward_hook(lambda *_: None)
     assert "hook" in (obstacle_to_graphs(model) or "")
@@ -44,7 +35,9 @@ def test_hooks_and_synchronised_norms_prevent_graphs() -> None:
     model.encoder.layers[0].register_forward_hook(may_be_skipped(lambda *_: None))
     mark_stages(model, lambda stage, part: None)
     assert obstacle_to_graphs(model) is None
-    assert "synchronised" in (obstacle_to_graphs(torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)) or "")
+    synchronize_batch_norms(model)
+    assert obstacle_to_graphs(model) is None
+    assert "norm" in (obstacle_to_graphs(torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)) or "")
 
 
 @pytest.mark.parametrize("untie_biases", [True, False])
@@ -53,9 +46,9 @@ def test_a_step_can_run_on_the_same_memory_unknown_to_autograd(untie_biases: boo
     params = [p for p in model.parameters() if p.requires_grad]
     batch = tuple(noise_batch([20_000, 16_000]).values())
     model.masked_loss(*batch).loss.backward()
-    leaves = {p: torch.nn.Parameter(p.detach()) for p in params}
-    with with_parameters(model, leaves):
-        found = torch.autograd.grad(model.masked_loss(*batch).loss, list(leaves.values()))
+    leaves = Leaves(model, params)
+    with leaves.in_the_model():
+        found = torch.autograd.grad(model.masked_loss(*batch).loss, list(leaves.of.values()))
     assert all(p is q for p, q in zip(params, (p for p in model.parameters() if p.requires_grad), strict=True))
     for p, gradient in zip(params, found, strict=True):
         torch.testing.assert_close(gradient, p.grad)
@@ -122,11 +115,11 @@ def test_a_hook_on_a_layer_runs_where_fused_layers_would_not_call_it() -> None:
     model = tiny_model().train()
     heard: list[torch.Size] = []
     batch = tuple(noise_batch([20_000, 16_000]).values())
-    objective = accelerate(model, compile="on")
+    step = train_step(model, compile="on")
     model.encoder.layers[1].register_forward_hook(lambda _module, _inputs, out: heard.append(out.shape))
-    objective.gradients(batch)  # type: ignore[arg-type]
+    train_on(step, batch)  # type: ignore[arg-type]
     assert heard == [(2, 16, model.encoder.d_model)]
-    assert "hooks" in objective.description
+    assert "hooks" in step.engine.description
 
 
 @pytest.mark.gpu
@@ -136,5 +129,5 @@ def test_an_adapter_is_trained_where_fused_attention_would_not_call_it() -> None
     adapted(model.encoder)
     model.cuda().train()
     batch = tuple(x.cuda() for x in noise_batch([20_000, 16_000]).values())
-    accelerate(model).gradients(batch)  # type: ignore[arg-type]
+    train_on(train_step(model), batch)  # type: ignore[arg-type]
     assert model.encoder.layers[0].self_attn.linear_q.more.weight.grad.any()
