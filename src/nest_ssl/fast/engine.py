@@ -166,6 +166,10 @@ class Engine:
         self.refresh()
 
     @property
+    def uses_graphs(self) -> bool:
+        return self._plan.graphs
+
+    @property
     def num_graphs(self) -> int:
         return 0 if self._graphs is None else len(self._graphs)
 
