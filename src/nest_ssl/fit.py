@@ -51,6 +51,8 @@ SPARE_SHARE = 0.01
 """Of the card, kept from a shape's first step: capturing it may take a little more, and a capture that runs out of
 memory leaves torch's random generator unusable."""
 MOST_TRIES = 5
+MOST_KEPT = 3
+"""Batches: of two shapes, and of a validation."""
 MOST_LOOKED_AT = 10_000
 """Steps of an epoch that are added up; their order is shuffled, so the first ones are a fair sample."""
 NUM_SIGNALS = 2
@@ -273,6 +275,7 @@ class TrainingTrial:
         self._fitted: dict[float, Bucket] = {}
         self._step: TrainStep | None = None
         self._seen: set[Bucket] = set()
+        self._batches: dict[Bucket, AudioNoiseBatch] = {}
         self._num_steps = 0
 
     def __call__(self, batch_size: int, duration_s: float) -> bool:
@@ -379,19 +382,27 @@ class TrainingTrial:
         return round(shape.longest_s * self.cfg.model.sample_rate)
 
     def _batch(self, shape: Bucket) -> AudioNoiseBatch:
-        """A batch as a worker makes it: 16-bit audio and noise, on the host. All its rows are equal."""
-        num_samples = self._num_samples(shape)
-        length = torch.full((shape.batch_size,), num_samples)
-        audio = torch.randint(-3000, 3000, (1, num_samples), dtype=torch.int16).repeat(shape.batch_size, 1)
-        noise = (0.02 * torch.randn(1, num_samples)).repeat(shape.batch_size, 1)
-        return AudioNoiseBatch(
-            audio=audio,
-            audio_len=length,
-            noise=noise,
-            noise_len=length,
-            noisy_audio_len=length,
-            planned_samples=num_samples,
-        )
+        """A batch of this shape; the latest ones are kept, since 1 GB of audio takes half a second to make."""
+        if shape not in self._batches:
+            while len(self._batches) >= MOST_KEPT:
+                del self._batches[next(iter(self._batches))]
+            self._batches[shape] = random_batch(shape.batch_size, self._num_samples(shape))
+        return self._batches[shape]
+
+
+def random_batch(batch_size: int, num_samples: int) -> AudioNoiseBatch:
+    """A batch as a worker makes it: 16-bit audio and noise, on the host. All its rows are equal."""
+    length = torch.full((batch_size,), num_samples)
+    audio = torch.randint(-3000, 3000, (1, num_samples), dtype=torch.int16).repeat(batch_size, 1)
+    noise = (0.02 * torch.randn(1, num_samples)).repeat(batch_size, 1)
+    return AudioNoiseBatch(
+        audio=audio,
+        audio_len=length,
+        noise=noise,
+        noise_len=length,
+        noisy_audio_len=length,
+        planned_samples=num_samples,
+    )
 
 
 def validation_shape(cfg: NestConfig) -> Bucket | None:

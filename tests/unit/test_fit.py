@@ -240,6 +240,28 @@ def test_the_whole_search_prints_overrides_and_tries_the_shapes_of_the_plan(
     assert fitted.hours_per_epoch > 0
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+@pytest.mark.parametrize("more", [(), ("trainer.accumulate_grad_batches=2", "exp_manager.ema.enable=true")])
+def test_on_a_gpu_the_limit_is_found_with_graphs_and_kept(more: tuple[str, ...]) -> None:
+    cfg = tiny(
+        "trainer.precision=bf16",
+        "model.train_ds.max_duration=8",
+        "model.train_ds.bucket_duration_bins=[4]",
+        "model.validation_ds.max_duration=8",
+        *more,
+    )
+    card = Card(torch.device("cuda", 0), 2 * 2**30 / torch.cuda.get_device_properties(0).total_memory)
+    try:
+        fitted = _fit(cfg, World(device=card.device), card, 4096, HOST, 1)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, card.device)
+    assert fitted.buckets[0].batch_size > fitted.buckets[1].batch_size > 1
+    assert fitted.buckets[0].batch_size < 4096
+    assert 0.7 * card.share < fitted.peak_share <= card.share
+    assert all(seconds > 0 for seconds in fitted.step_s.values())
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_the_command_prints_an_error(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
