@@ -145,7 +145,8 @@ def joined(
 ) -> Iterator[World]:
     """Join the other ranks; `facts` are this rank's, and its environment is set (`RankFacts.variables`).
 
-    `collectives`: one rank makes all collectives too, with itself, to measure what they cost.
+    `share_gpu`: ranks may share a GPU. `collectives`: one rank makes all collectives too, with itself, to measure what
+    they cost.
     """
     device = device_for(config, facts, share_gpu=share_gpu)
     if device.type == "cuda":

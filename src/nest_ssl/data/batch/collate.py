@@ -84,8 +84,6 @@ class AudioNoiseBatch:
     """Always `audio_len`."""
     audio_filepaths: list[str] = field(default_factory=list)
     """The files, for messages."""
-    planned_samples: int | None = None
-    """The padded size that all ranks share in this step, decided by the plan; None: no plan."""
     bad_files: list[BadFile] = field(default_factory=list)
     """Files that could not be read while this batch was made."""
     loan: Loan | None = None
