@@ -1,9 +1,9 @@
 """Batch norm with the statistics of all ranks' batches (`trainer.sync_batchnorm`).
 
 Torch's own refuses CPU tensors, and counts frames that were added to a batch for a graph. Ours reduces, over the frames
-that count, their number, sum and squares, in one collective of a few kilobytes; torch gathers those of every rank, which
-grows with their number. The backward pass has one collective too, which autograd finds by itself: the gradient of a sum
-over ranks is the sum of the ranks' gradients.
+that count, their number, sum and squares, in one collective of a few kilobytes; torch gathers those of every rank. The
+backward pass has one collective too, which autograd finds by itself: the gradient of a sum over ranks is the sum of the
+ranks' gradients.
 
 C channels, T frames, B batch, N = B · T.
 """
@@ -14,6 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+
+num_collectives = 0
+"""Calls so far, those of captured steps once."""
 
 _groups: dict[str, distributed.ProcessGroup] = {}
 """The ranks that share statistics, by the name under which a compiled layer knows them."""
@@ -68,6 +71,8 @@ def move_statistics(norm: nn.BatchNorm1d, mean_C: Tensor, variance_C: Tensor) ->
 @torch.library.custom_op("nest_ssl::sum_over_ranks", mutates_args=())
 def sum_over_ranks(x: Tensor, group: str) -> Tensor:
     """The sum of all ranks' `x`: an operation of its own, so that a compiled layer and a CUDA graph can contain it."""
+    global num_collectives
+    num_collectives += 1
     total = x.contiguous().clone()
     distributed.all_reduce(total, group=_groups[group])
     return total
