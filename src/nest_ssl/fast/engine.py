@@ -119,7 +119,7 @@ def _obstacle_to_fusing(model: EncDecDenoiseMaskedTokenPredModel, compile: str, 
     if on_gpu and importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     if not is_as_built(model.encoder):
-        return "the encoder has hooks, adapters or sharded weights, which fused layers would bypass"
+        return "the encoder has hooks or adapters, which fused layers would bypass"
     own = EncDecDenoiseMaskedTokenPredModel
     if type(model).masked_loss is not own.masked_loss or type(model).predict_masked is not own.predict_masked:
         return f"{type(model).__name__} has an objective of its own"
@@ -166,8 +166,16 @@ class Engine:
         self.refresh()
 
     @property
+    def uses_graphs(self) -> bool:
+        return self._plan.graphs
+
+    @property
     def num_graphs(self) -> int:
         return 0 if self._graphs is None else len(self._graphs)
+
+    def is_captured(self, batch_size: int, num_samples: int) -> bool:
+        """Whether steps of such batches are graphs."""
+        return self._graphs is not None and (batch_size, self._padding.size(num_samples)) in self._graphs.shapes()
 
     @property
     def leaves(self) -> Mapping[nn.Parameter, nn.Parameter]:

@@ -10,6 +10,8 @@ padded to one of few sizes (results do not change), so that shapes repeat.
 from __future__ import annotations
 
 import contextlib
+import functools
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -36,6 +38,7 @@ Key = tuple[int, int, Hashable]
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 _BUILT_FROM = ("torch.nn.modules.", "nest_ssl.")
+_FSDP = "torch.distributed.fsdp."
 
 
 def obstacle_to_graphs(model: EncDecDenoiseMaskedTokenPredModel) -> str | None:
@@ -93,14 +96,17 @@ class Lane:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        self.device, self._index = device, torch.cuda._utils._get_device_index(device)
         self.stream = torch.cuda.Stream(device)
+        self._kept: weakref.finalize[Any, Any] | None = None
         self.renew()
 
     def renew(self) -> None:
         """Start with other memory; the old one is free once no graph uses it."""
-        self._pool = torch.cuda.MemPool()
-        self._handle: Any = self._pool.id
+        if self._kept is not None:
+            self._kept()
+        self._pool: Any = torch.cuda.graph_pool_handle()
+        self._kept = None
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
@@ -114,21 +120,27 @@ class Lane:
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
         """The same, and allocate in the shared memory: in the backward pass too, whose thread has this stream."""
-        index, pool = torch.cuda._utils._get_device_index(self.device), self._handle
         with self.entered():
-            torch._C._cuda_beginAllocateCurrentStreamToPool(index, pool)
+            torch._C._cuda_beginAllocateCurrentStreamToPool(self._index, self._pool)
             try:
                 yield
             finally:
-                torch._C._cuda_endAllocateToPool(index, pool)
-                torch._C._cuda_releasePool(index, pool)
+                torch._C._cuda_endAllocateToPool(self._index, self._pool)
+                # Torch counts who uses the memory. The first use counts for as long as there is this lane; torch's own
+                # MemPool would insist on going after all graphs, in whatever order they are collected.
+                release = functools.partial(torch._C._cuda_releasePool, self._index, self._pool)
+                if self._kept is None:
+                    self._kept = weakref.finalize(self, release)
+                    self._kept.atexit = False
+                else:
+                    release()
 
     def record(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """Capture what `run` launches; nothing runs before the first replay."""
         graph = torch.cuda.CUDAGraph()
         # A weight cast to bf16 before the capture would be read, unchanged, by every replay.
         torch.clear_autocast_cache()
-        with torch.cuda.graph(graph, pool=self._handle, stream=self.stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self.stream, capture_error_mode="thread_local"):
             run()
         torch.clear_autocast_cache()
         return graph
@@ -191,6 +203,10 @@ class Graphs:
     def find(self, key: Key) -> StepGraph | None:
         return self._graphs.get(key)
 
+    def shapes(self) -> set[tuple[int, int]]:
+        """Batch size and padded audio size of every graph."""
+        return {key[:2] for key in self._graphs}
+
     def has_room(self, key: Key) -> bool:
         missing = Inputs.num_values(*key[:2]) - self._storage.numel()
         return self.lane.has_room(self._storage.itemsize * max(missing, 0))
@@ -238,16 +254,27 @@ class Leaves:
 
 
 def is_as_built(module: nn.Module) -> bool:
-    """Return False if a part was replaced (adapters, parametrisations, sharding) or has a hook that must run.
+    """Return False if a part was replaced (adapters, parametrisations) or has a hook that must run.
 
-    Code that reads the weights of parts instead of calling them must ask.
+    Code that reads the weights of parts instead of calling them must ask. Sharded parts are as built, but their weights
+    are there only inside a call of them (`is_sharded`).
     """
     return "forward" not in vars(module) and all(_is_plain(part) for part in module.modules() if part is not module)
 
 
 def _is_plain(part: nn.Module) -> bool:
-    has_own_forward = type(part).__module__.startswith(_BUILT_FROM) and "forward" not in vars(part)
-    return has_own_forward and not any(map(must_run, hooks_of(part)))
+    kind = type(part).__mro__[2] if is_sharded(part) else type(part)  # torch's class, FSDPModule, then the part's own
+    has_own_forward = kind.__module__.startswith(_BUILT_FROM) and "forward" not in vars(part)
+    return has_own_forward and not any(must_run(hook) for hook in hooks_of(part) if not _gathers(hook))
+
+
+def is_sharded(part: nn.Module) -> bool:
+    """Return whether FSDP2 shares out the weights of this part: its hooks gather them when the part is called."""
+    return type(part).__module__.startswith(_FSDP)
+
+
+def _gathers(hook: Callable[..., Any]) -> bool:
+    return type(getattr(hook, "__self__", None)).__module__.startswith(_FSDP)
 
 
 def may_be_skipped(hook: Hook) -> Hook:

@@ -92,7 +92,7 @@ class TestOnACpu:
         model, batch = tiny_model(EXACT).train(), batch_of([20_000, 16_000])
         step, within = train_step(model, autocast=torch.bfloat16), []
         model.encoder.register_forward_hook(lambda *_: within.append(torch.is_autocast_enabled("cpu")))
-        step.watch.backward_begins = lambda _: within.append(torch.is_autocast_enabled("cpu"))  # type: ignore[method-assign]
+        step.watch.backward_begins = lambda loss: within.append(torch.is_autocast_enabled("cpu"))  # type: ignore[method-assign]
         train_on(step, batch)
         assert within == [True, False]
         within.clear()
@@ -295,7 +295,8 @@ class TestGraphsByAStandIn:
             return StandIn(wrong)
 
         monkeypatch.setattr(LaneOnACpu, "record", record)
-        model, batch, told = tiny_model(EXACT).train(), batch_of([24_000, 16_007]), []
+        model, batch = tiny_model(EXACT).train(), batch_of([24_000, 16_007])
+        told: list[str] = []
         step = train_step(model)
         step.engine.on_mismatch = told.append
         loss, _ = plain_gradients(copy.deepcopy(model), batch)
@@ -595,8 +596,8 @@ class TestOnAGpu:
         assert int(step.results.in_a_row) == 1
         for name, value in model.named_parameters():
             assert torch.equal(value, before[name]), name
-        for name, value in model.named_buffers():
-            value.copy_(statistics[name])
+        for name, buffer in model.named_buffers():
+            buffer.copy_(statistics[name])
         train_on(step, batch)
         assert int(step.results.in_a_row) == 0
 
