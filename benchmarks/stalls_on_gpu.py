@@ -56,7 +56,6 @@ class Trial:
     stages: tuple[str, ...] = ()
     at: int = AT
     captured: bool = True
-    more: tuple[str, ...] = ()
     limited: bool = True
     """It is a stall, to be reported within T + 2 s; a death is reported within 3 s."""
     everywhere: bool = False
@@ -74,9 +73,7 @@ TRIALS = {
     "out of memory": Trial(
         "launch:allocate_nothing_more", ("out-of-memory",), ("transfer", "preprocessor"), captured=False, limited=False
     ),
-    "late loader": Trial(
-        "loader:sleep", ("file",), ("data",), at=AT * ACCUMULATE * BATCH, more=("model.train_ds.num_workers=1",)
-    ),
+    "late loader": Trial("reading:sleep", ("host-late", "file"), ("data",)),
     "capture fails on one rank": Trial("capture:fail_to_capture", at=0),
 }
 
@@ -117,7 +114,7 @@ class Lab:
         self.corpus = folder / "corpus"
         make_corpus(self.corpus, options.ranks)
 
-    def arguments(self, name: str, *, captured: bool, more: tuple[str, ...] = ()) -> list[str]:
+    def arguments(self, name: str, *, captured: bool) -> list[str]:
         options, data = self.options, self.corpus
         device = ["trainer.accelerator=cpu", "trainer.precision=32"]
         if options.accelerator == "gpu":
@@ -134,7 +131,7 @@ class Lab:
             *(f"trainer.max_steps={STEPS}", "trainer.log_every_n_steps=3", "trainer.enable_progress_bar=false"),
             *("exp_manager.create_tensorboard_logger=false", f"exp_manager.exp_dir={self.folder}"),
             *(f"exp_manager.name={name}", "exp_manager.checkpoint_callback_params.every_n_train_steps=3"),
-            *(f"watchdog.floor_s={options.floor}", "watchdog.init_s=180", *more),
+            *(f"watchdog.floor_s={options.floor}", "watchdog.init_s=180"),
         ]
 
     def start(self, command: list[str], name: str, fault: str = "") -> Run:
@@ -163,7 +160,7 @@ class Lab:
     def try_it(self, name: str, undisturbed: dict[bool, Path]) -> Result:
         trial, result, started = TRIALS[name], Result(name), time.monotonic()
         folder = name.replace(" ", "_").replace(",", "")
-        command = [*PROGRAM, *self.arguments(folder, captured=trial.captured, more=trial.more)]
+        command = [*PROGRAM, *self.arguments(folder, captured=trial.captured)]
         rank = "all" if trial.everywhere else FAULTY % self.options.ranks
         run = self.start(command, folder, f"{trial.fault} {rank} {trial.at}")
         try:
