@@ -1,9 +1,10 @@
-"""Files that appear complete or not at all. Whatever writes a whole file does it through this module."""
+"""Files and folders that appear complete or not at all. Whatever writes a whole file does it through this module."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -41,14 +42,47 @@ def replace_text(path: str | Path, text: str, *, sync: bool = True) -> None:
 
 
 def give_second_name(path: Path, second: Path) -> bool:
-    """Make `second` another name for the file `path`, atomically. False, with nothing changed: it is impossible."""
+    """Make `second` another name for the file `path`, atomically; of a folder, for each of its files.
+
+    False, with nothing changed: it is impossible.
+    """
     temporary = second.with_name(f".{second.name}.{os.getpid()}.tmp")
     try:
-        temporary.unlink(missing_ok=True)
-        os.link(path, temporary)
-        os.replace(temporary, second)
+        remove(temporary)
+        if path.is_dir():
+            temporary.mkdir()
+            for file in path.iterdir():
+                os.link(file, temporary / file.name)
+            put_in_place(temporary, second)
+        else:
+            os.link(path, temporary)
+            os.replace(temporary, second)
     except OSError:
         return False
     finally:
-        temporary.unlink(missing_ok=True)  # renaming does nothing if both names belong to the same file already
+        remove(temporary)  # renaming does nothing if both names belong to the same file already
     return True
+
+
+def put_in_place(new: Path, path: Path) -> None:
+    """Let `new` take the place of `path`, where either is a folder: the system replaces only files by files.
+
+    What was there is called NAME-before.SUFFIX for the instant between two renames, and is deleted. A kill in that
+    instant leaves it, complete, under that name.
+    """
+    before = path.with_name(f"{path.stem}-before{path.suffix}")
+    remove(before)
+    if path.exists():
+        path.rename(before)
+    new.rename(path)
+    remove(before)
+
+
+def remove(path: Path) -> None:
+    """Delete a file, or a folder with its content, if it exists. A folder loses its name first: no half is left."""
+    if not path.is_dir() or path.is_symlink():
+        path.unlink(missing_ok=True)
+        return
+    nameless = path if path.suffix == ".tmp" else path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
+    path.rename(nameless)
+    shutil.rmtree(nameless)

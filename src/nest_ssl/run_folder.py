@@ -26,6 +26,9 @@ DEFAULT_ROOT = "nest_experiments"
 CHECKPOINTS = "checkpoints"
 LAST = "last.ckpt"
 """The checkpoint that a run continues from."""
+SHARDS_INDEX, SHARDS_REST = ".metadata", "rest.pt"
+"""A checkpoint of sharded weights (`trainer.strategy=fsdp`) is a folder of shards, with torch's index of the tensors in
+them, and a file with the rest."""
 METRICS = "metrics.csv"
 HPARAMS = "hparams.yaml"
 COMMIT = "git-commit.txt"
@@ -99,12 +102,12 @@ class RunFolder:
         """The checkpoint that the run continues from, as `exp` asks; None: the run starts from the beginning."""
         if exp.resume_from_checkpoint is not None:
             path = Path(exp.resume_from_checkpoint).expanduser()
-            if not path.is_file():
-                raise ValueError(f"exp_manager.resume_from_checkpoint: {path}: no such file.")
+            if not is_checkpoint(path):
+                raise ValueError(f"exp_manager.resume_from_checkpoint: {path}: no such file, and no folder of shards.")
             return path
         if not exp.resume_if_exists:
             return None
-        if exp.checkpoint_callback_params.save_last and self.last_checkpoint.is_file():
+        if exp.checkpoint_callback_params.save_last and is_checkpoint(self.last_checkpoint):
             # A top-k checkpoint may be newer, but was written in the middle of a step or contains only weights.
             return self.last_checkpoint
         if (newest := self.newest_checkpoint()) is not None:
@@ -130,8 +133,17 @@ class RunFolder:
 
 
 def _newest(folder: Path, suffixes: tuple[str, ...], preferred: Callable[[Path], bool]) -> Path | None:
-    files = [path for path in folder.glob("*") if path.suffix in suffixes and path.is_file()]
-    return max(files, key=lambda path: (path.stat().st_mtime_ns, preferred(path), path.name), default=None)
+    files = [path for path in folder.glob("*") if path.suffix in suffixes and is_checkpoint(path)]
+    return max(files, key=lambda path: (_written_at_ns(path), preferred(path), path.name), default=None)
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether there is a file, or a folder of shards."""
+    return path.is_file() or all((path / name).is_file() for name in (SHARDS_INDEX, SHARDS_REST))
+
+
+def _written_at_ns(path: Path) -> int:
+    return (path / SHARDS_REST if path.is_dir() else path).stat().st_mtime_ns
 
 
 # --- trainer.devices

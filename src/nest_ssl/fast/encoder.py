@@ -7,6 +7,9 @@ compiler, so that another length or batch size compiles nothing (27 s once; a la
 took 127 s, and again for another batch). Queries, keys and values are one GEMM; dropout stores no
 mask; the batch norm counts only the frames that the batch had before it was padded for a graph.
 
+Sharded weights (FSDP2) exist only while their module is called: fused code then runs inside that
+call (`inside_call`), one gathered layer at a time.
+
 Without CUDA (`model.compile: on`) the same code runs without its Triton operations; tests use that.
 
 B batch, T mel frames, S encoder frames, N = B · S, D width, R distances, H heads, C = D / H, K taps
@@ -28,6 +31,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
+from nest_ssl.fast.graphs import is_sharded
 from nest_ssl.fast.ops.dropout import draw_seeds, dropout
 from nest_ssl.modules import ConformerEncoder
 from nest_ssl.modules.attention import MultiHeadAttention, RelPositionMultiHeadAttention
@@ -107,7 +111,7 @@ def encode(
     if not bypass_pre_encode:
         module = encoder.pre_encode
         if isinstance(module, ConvSubsampling) and encoder.cfg.subsampling == "dw_striding" and x.is_cuda:
-            x_BSD, length = fused_subsampling(module, x.transpose(1, 2), length)
+            x_BSD, length = inside_call(module, fused_subsampling, x.transpose(1, 2), length)
         else:
             log_once("Plain subsampling: the fused one needs dw_striding, pre_conv and a GPU.")
             x_BSD, length = module(x.transpose(1, 2), length)
@@ -135,18 +139,35 @@ def run_layers(
     # Under autocast the layers' outputs are float32; the first input too, or the compiler would see two kinds of layer.
     x_ND = x_BSD.flatten(0, 1)
     x_ND = x_ND.float() if torch.is_autocast_enabled(x_BSD.device.type) else x_ND
-    for index, layer in enumerate(encoder.layers):
+
+    def run_one(layer: ConformerLayer, x_ND: Tensor, seeds: Tensor) -> Tensor:
         _any_size(x_ND, 0)
         # Right before its layer: so its gradient comes right after the layer's, and can travel with them.
         positions_RHC = layer_positions(layer, pos_emb_1RD) if fuses_attention else None
-        out_ND = run(layer, x_ND, frames, positions_RHC, seeds[index], on_gpu)
-        x_ND = encoder.skip_at_random(index, x_ND, out_ND)
+        out_ND: Tensor = run(layer, x_ND, frames, positions_RHC, seeds, on_gpu)
+        return out_ND
+
+    for index, layer in enumerate(encoder.layers):
+        x_ND = encoder.skip_at_random(index, x_ND, inside_call(layer, run_one, x_ND, seeds[index]))
     return x_ND.view(batch, size, width)
 
 
-def layer_positions(layer: nn.Module, pos_emb_1RD: Tensor | None) -> Tensor:
+def inside_call(module: nn.Module, function: Callable[..., Any], *args: Any) -> Any:
+    """Return `function(module, *args)`; of a sharded module from inside a call, for which its weights are gathered.
+
+    The backward pass gathers them again.
+    """
+    if not is_sharded(module):
+        return function(module, *args)
+    module.forward = functools.partial(function, module)
+    try:
+        return module(*args)
+    finally:
+        del module.forward
+
+
+def layer_positions(layer: ConformerLayer, pos_emb_1RD: Tensor | None) -> Tensor:
     """Return (R, H, C) projected distances for a layer."""
-    assert isinstance(layer, ConformerLayer)
     assert isinstance(layer.self_attn, RelPositionMultiHeadAttention)
     assert pos_emb_1RD is not None
     positions_RHC: Tensor = layer.self_attn.linear_pos(pos_emb_1RD[0]).unflatten(1, (layer.self_attn.n_heads, -1))

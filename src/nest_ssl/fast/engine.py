@@ -119,7 +119,7 @@ def _obstacle_to_fusing(model: EncDecDenoiseMaskedTokenPredModel, compile: str, 
     if on_gpu and importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     if not is_as_built(model.encoder):
-        return "the encoder has hooks, adapters or sharded weights, which fused layers would bypass"
+        return "the encoder has hooks or adapters, which fused layers would bypass"
     own = EncDecDenoiseMaskedTokenPredModel
     if type(model).masked_loss is not own.masked_loss or type(model).predict_masked is not own.predict_masked:
         return f"{type(model).__name__} has an objective of its own"

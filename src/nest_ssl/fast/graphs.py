@@ -36,6 +36,7 @@ Key = tuple[int, int, Hashable]
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 _BUILT_FROM = ("torch.nn.modules.", "nest_ssl.")
+_FSDP = "torch.distributed.fsdp."
 
 
 def obstacle_to_graphs(model: EncDecDenoiseMaskedTokenPredModel) -> str | None:
@@ -242,16 +243,27 @@ class Leaves:
 
 
 def is_as_built(module: nn.Module) -> bool:
-    """Return False if a part was replaced (adapters, parametrisations, sharding) or has a hook that must run.
+    """Return False if a part was replaced (adapters, parametrisations) or has a hook that must run.
 
-    Code that reads the weights of parts instead of calling them must ask.
+    Code that reads the weights of parts instead of calling them must ask. Sharded parts are as built, but their weights
+    are there only inside a call of them (`is_sharded`).
     """
     return "forward" not in vars(module) and all(_is_plain(part) for part in module.modules() if part is not module)
 
 
 def _is_plain(part: nn.Module) -> bool:
-    has_own_forward = type(part).__module__.startswith(_BUILT_FROM) and "forward" not in vars(part)
-    return has_own_forward and not any(map(must_run, hooks_of(part)))
+    kind = type(part).__mro__[2] if is_sharded(part) else type(part)  # torch's class, FSDPModule, then the part's own
+    has_own_forward = kind.__module__.startswith(_BUILT_FROM) and "forward" not in vars(part)
+    return has_own_forward and not any(must_run(hook) for hook in hooks_of(part) if not _gathers(hook))
+
+
+def is_sharded(part: nn.Module) -> bool:
+    """Return whether FSDP2 shares out the weights of this part: its hooks gather them when the part is called."""
+    return type(part).__module__.startswith(_FSDP)
+
+
+def _gathers(hook: Callable[..., Any]) -> bool:
+    return type(getattr(hook, "__self__", None)).__module__.startswith(_FSDP)
 
 
 def may_be_skipped(hook: Hook) -> Hook:

@@ -10,19 +10,20 @@ import torch
 from torch import Tensor, nn
 
 from nest_ssl.config import EmaConfig
+from nest_ssl.training.sharding import own_weights, part
 
 
 class Average:
     """average ← average + (1 − decay) · (weights − average), every few steps, without waiting for a GPU.
 
     Checkpoints and `.nemo` files contain the average; checkpoints also contain the weights that training continues
-    with.
+    with. Of sharded weights every rank averages its own parts.
     """
 
     def __init__(self, config: EmaConfig, model: nn.Module) -> None:
         self.config, self.model = config, model
-        self.weights: dict[str, Tensor] = {name: value.clone() for name, value in model.state_dict().items()}
-        """The average, by the names of the model's weights."""
+        self.weights: dict[str, Tensor] = {name: value.clone() for name, value in own_weights(model).items()}
+        """The average, by the names of the model's weights; of sharded ones this rank's parts."""
         self.num_updates = 0
         self.last_step = 0
         """The step of the latest update."""
@@ -59,7 +60,7 @@ class Average:
 
     @torch.no_grad()
     def _swap(self) -> None:
-        for name, value in self.model.state_dict().items():
+        for name, value in own_weights(self.model).items():
             kept = value.clone()
             value.copy_(self.weights[name])
             self.weights[name].copy_(kept)
@@ -84,14 +85,14 @@ def move_toward(average: Mapping[str, Tensor], model: nn.Module, share: float) -
 
     Statistics that are not finite do not count: a skipped step may leave them so until they are repaired.
     """
-    parameters = dict(model.named_parameters())
+    parameters = {name: part(value) for name, value in model.named_parameters(remove_duplicate=False)}
     for dtype in {value.dtype for value in parameters.values()}:  # one launch per dtype; the codebooks are float64
         names = [name for name, value in parameters.items() if value.dtype == dtype]
         torch._foreach_lerp_([average[name] for name in names], [parameters[name] for name in names], share)
-    for name, current in model.state_dict().items():
-        averaged = average[name]
-        if name in parameters:
-            continue
+    for name, current in model.named_buffers():
+        averaged = average.get(name)
+        if averaged is None:
+            continue  # no checkpoint contains it
         if averaged.is_floating_point():
             averaged.copy_(torch.where(current.isfinite(), averaged.lerp(current, share), averaged))
         else:

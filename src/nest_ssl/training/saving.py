@@ -16,14 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nest_ssl.checkpoint.read import read_checkpoint
 from nest_ssl.config import CheckpointConfig
 from nest_ssl.config.checks import duration_s
-from nest_ssl.files import give_second_name, replacing
+from nest_ssl.files import give_second_name, put_in_place, remove, replacing
 from nest_ssl.nemo_file import nemo_config, write_nemo
-from nest_ssl.run_folder import RunFolder
+from nest_ssl.run_folder import RunFolder, is_checkpoint
 from nest_ssl.training.parallel import World
-from nest_ssl.training.sharding import whole_weights
-from nest_ssl.training.state import Trained, TrainState, checkpoint_of
+from nest_ssl.training.sharding import gathered, is_shard, part, write_shards
+from nest_ssl.training.state import Trained, TrainState, averaged_weights, checkpoint_of
 from nest_ssl.training.watching import Watch
 from nest_ssl.watchdog.rank import Stage
 
@@ -34,7 +35,10 @@ SAVE_EVERY_S = 15 * 60.0
 
 
 class Saver:
-    """Writes the checkpoints of a run. All ranks call it at the same moments; rank 0 writes."""
+    """Writes the checkpoints of a run. All ranks call it at the same moments.
+
+    Rank 0 writes a file; of sharded weights every rank writes its own part, and the checkpoint is a folder.
+    """
 
     def __init__(self, folder: RunFolder, params: CheckpointConfig, name: str, world: World, watch: Watch) -> None:
         self.folder, self.params, self.world, self.watch = folder, params, world, watch
@@ -55,7 +59,7 @@ class Saver:
         self._saved_at_s, self._saved = time.monotonic(), _place(state)
         for path, score in state.memory.best.items():
             here = self.folder.checkpoints / Path(path).name  # the folder may have been moved
-            if here.is_file() or not self.world.is_first:
+            if is_checkpoint(here) or not self.world.is_first:
                 self.best[str(here)] = score
 
     # ---- when ----
@@ -109,7 +113,7 @@ class Saver:
         self._write(path, checkpoint_of(state, trained, weights_only=params.save_weights_only), state, trained)
         self._best_written = (state.step, path)
         if dropped is not None and dropped != path and self.world.is_first:
-            dropped.unlink(missing_ok=True)
+            remove(dropped)
         if params.verbose:
             log.info("step %d: %s %.4f is one of the best; saved %s", state.step, params.monitor, score, path.name)
         self.watch.enter(Stage.DATA)
@@ -143,12 +147,13 @@ class Saver:
         """Write the model as `.nemo`: the last weights, or those of the best checkpoint. Every rank takes part."""
         if not self.params.save_nemo_on_train_end:
             return
-        weights = whole_weights(trained.model) if trained.average is None else trained.average.weights
+        weights = trained.model.state_dict() if trained.average is None else averaged_weights(trained)
+        weights = gathered(weights, self.world)
         if self.params.save_best_model and self.best and self.world.is_first:
             best = min if self.params.mode == "min" else max
             path = best(self.best, key=lambda path: self.best[path])
             log.info("the best checkpoint becomes the .nemo file: %s", path)
-            weights = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
+            weights = read_checkpoint(Path(path)).weights
         self._write_nemo(trained, weights)
 
     def _write_nemo(self, trained: Trained, weights: Mapping[str, Tensor]) -> None:
@@ -164,23 +169,42 @@ class Saver:
     # ---- writing ----
 
     def _write(self, path: Path, checkpoint: dict[str, Any], state: TrainState, trained: Trained) -> None:
-        if not self.world.is_first:
+        weights = checkpoint["state_dict"]
+        sharded = any(map(is_shard, weights.values()))
+        if not sharded and not self.world.is_first:
             return
-        check_finite_weights(checkpoint["state_dict"], str(path))
+        check_finite_weights(weights, str(path), self.world if sharded else None)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as file:
-                torch.save(checkpoint, file)
+            if sharded:
+                write_shards(path, checkpoint, self.world)
+            else:
+                _write_file(path, checkpoint)
         except (OSError, RuntimeError) as error:  # torch's zip writer says RuntimeError when a write fails
             raise OSError(f"{path}: the checkpoint could not be written: {_why(error, path.parent)}") from error
         if self.params.always_save_nemo and self._nemo_step != state.step:
             self._nemo_step = state.step
-            self._write_nemo(trained, checkpoint["state_dict"])
+            self._write_nemo(trained, gathered(weights, self.world))
 
 
-def check_finite_weights(weights: dict[str, Tensor], where: str) -> None:
-    """Weights that are not finite must not replace good ones."""
-    bad = [name for name, value in weights.items() if value.is_floating_point() and not bool(value.isfinite().all())]
+def _write_file(path: Path, checkpoint: dict[str, Any]) -> None:
+    """Write a checkpoint, which may take the place of a folder of shards."""
+    target = path.with_name(f".{path.name}.tmp") if path.is_dir() else path
+    with replacing(target) as file:
+        torch.save(checkpoint, file)
+    if target != path:
+        put_in_place(target, path)
+
+
+def check_finite_weights(weights: Mapping[str, Tensor], where: str, world: World | None = None) -> None:
+    """Weights that are not finite must not replace good ones; with a `world`, their parts on all its ranks."""
+    names = [name for name, value in weights.items() if value.is_floating_point()]
+    if not names:
+        return
+    infinite = torch.stack([~part(weights[name]).isfinite().all() for name in names]).long()
+    if world is not None:
+        infinite = world.sum(infinite)
+    bad = [name for name, count in zip(names, infinite.tolist(), strict=True) if count]
     if bad:
         raise RuntimeError(
             f"{where}: not written, since {len(bad)} of {len(weights)} tensors are not finite ({bad[0]}, …); training "

@@ -13,6 +13,10 @@ A checkpoint is a dict:
 | `progress` | the other fields of `TrainState` and what the parts of training remember (`Memory`) |
 | `current_model_state` | with `exp_manager.ema`: the weights that training continues with |
 
+With sharded weights its tensors are DTensors, and it is written as a folder: the tensors of `state_dict`,
+`current_model_state` and of the optimizer's state in torch.distributed.checkpoint's form, the rest in `rest.pt`. Either
+form is resumed by any number of ranks, sharded or not.
+
 Random numbers depend on the place alone (`step.seed_everything`), so there is no generator to save. Checkpoints of the
 first edition had Lightning's `loops` and `callbacks` in place of `progress`; `from_first_edition` reads them.
 """
@@ -30,13 +34,16 @@ import torch
 from torch import Tensor
 
 from nest_ssl._version import __version__
+from nest_ssl.checkpoint.read import read_rest
 from nest_ssl.nemo_file import nemo_config
 from nest_ssl.training.metrics import EpochMeans
 from nest_ssl.training.sharding import (
-    load_whole_optimizer_state,
-    load_whole_weights,
-    whole_optimizer_state,
-    whole_weights,
+    load_optimizer_state,
+    load_weights,
+    own_weights,
+    part_of,
+    read_shards,
+    with_layout,
 )
 
 if TYPE_CHECKING:
@@ -94,14 +101,14 @@ class Trained:
 
 
 def checkpoint_of(state: TrainState, trained: Trained, *, weights_only: bool = False) -> dict[str, Any]:
-    """What a run continues from, or only the weights. Sharded weights are gathered: every rank calls this."""
+    """What a run continues from, or only the weights. Nothing is gathered: sharded tensors stay sharded."""
     model, average = trained.model, trained.average
-    weights = whole_weights(model)
+    weights: dict[str, Tensor] = dict(model.state_dict())
     checkpoint: dict[str, Any] = {
         "epoch": state.epoch,
         "global_step": state.step,
         "nest_ssl_version": __version__,
-        "state_dict": weights if average is None else average.weights,
+        "state_dict": weights if average is None else averaged_weights(trained),
         "hyper_parameters": {"cfg": nemo_config(model.cfg, type(model).__name__)},
         "data_position": {
             "epoch": state.epoch,
@@ -114,7 +121,7 @@ def checkpoint_of(state: TrainState, trained: Trained, *, weights_only: bool = F
     if weights_only:
         return checkpoint
     schedule, scaler = trained.step.schedule, trained.step.scaler
-    checkpoint["optimizer_states"] = [whole_optimizer_state(model, trained.step.optimizer)]
+    checkpoint["optimizer_states"] = [trained.step.optimizer.state_dict()]
     checkpoint["lr_schedulers"] = [] if schedule is None else [schedule.state_dict()]
     checkpoint["progress"] = {
         "batches_seen": state.batches_seen,
@@ -129,10 +136,20 @@ def checkpoint_of(state: TrainState, trained: Trained, *, weights_only: bool = F
     return checkpoint
 
 
+def averaged_weights(trained: Trained) -> dict[str, Tensor]:
+    """The average by the names of the weights, sharded like them."""
+    average = trained.average
+    assert average is not None
+    return {name: with_layout(average.weights[name], value) for name, value in trained.model.state_dict().items()}
+
+
 def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """The content of a training checkpoint, of this edition's form."""
+    """The content of a training checkpoint, of this edition's form; of one in shards, all but their tensors."""
     try:
-        content: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+        if path.is_dir():
+            content = {**read_rest(path), "shards": path}
+        else:
+            content = torch.load(path, map_location=device, weights_only=True)
     except pickle.UnpicklingError:
         content = {}  # NeMo's own types are in it
     if "data_position" not in content or "optimizer_states" not in content:
@@ -146,16 +163,19 @@ def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
 def restore(checkpoint: dict[str, Any], trained: Trained) -> TrainState:
     """Give everything the values of `checkpoint`; where the run was."""
     model, average, progress = trained.model, trained.average, checkpoint["progress"]
-    weights = _without_prefix(checkpoint.get("current_model_state", checkpoint["state_dict"]))
-    load_whole_weights(model, weights)
+    if "shards" in checkpoint:
+        checkpoint = read_shards(checkpoint["shards"], model, trained.step.optimizer)
+    load_weights(model, _without_prefix(checkpoint.get("current_model_state", checkpoint["state_dict"])))
     if average is not None:
         known = progress["average"]
         if known is None:
             log.warning("exp_manager.ema: the checkpoint has no average; it starts from the weights at this step.")
-            average.copy(weights)
+            average.copy(own_weights(model))
         else:
-            average.resume(known, _without_prefix(checkpoint["state_dict"]))
-    load_whole_optimizer_state(model, trained.step.optimizer, checkpoint["optimizer_states"][0])
+            averaged = _without_prefix(checkpoint["state_dict"])
+            layout = model.state_dict()
+            average.resume(known, {name: part_of(value, layout[name]) for name, value in averaged.items()})
+    load_optimizer_state(trained.step.optimizer, checkpoint["optimizer_states"][0])
     schedule, scaler = trained.step.schedule, trained.step.scaler
     if schedule is not None and checkpoint["lr_schedulers"]:
         schedule.load_state_dict(checkpoint["lr_schedulers"][0])

@@ -193,11 +193,8 @@ def _resumed_at(checkpoint: Path | None, content: dict[str, Any] | None) -> str:
 
 def _check(cfg: NestConfig, exp: ExperimentConfig) -> None:
     """Refuse what cannot work before anything is written."""
-    sharded = cfg.trainer.strategy_name == "fsdp"
-    if exp.ema.enable and sharded:
-        raise ValueError("exp_manager.ema: there is no average of weights that are sharded. Use strategy=ddp.")
-    if sharded and PRECISIONS[str(cfg.trainer.precision)] == "16-mixed":
-        raise ValueError("trainer.precision=16: sharded gradients are not scaled. Use bf16, or strategy=ddp.")
+    if cfg.trainer.strategy_name == "fsdp":
+        _check_can_be_sharded(cfg)
     train_ds = cfg.model.train_ds
     if train_ds is None or not has_data(train_ds):
         raise ValueError(
@@ -207,6 +204,21 @@ def _check(cfg: NestConfig, exp: ExperimentConfig) -> None:
     sets = validation_sets(cfg.model.validation_ds)
     _check_endless(cfg, exp, train_ds, validates=bool(sets))
     check_monitors(exp, list(sets))
+
+
+def _check_can_be_sharded(cfg: NestConfig) -> None:
+    if PRECISIONS[str(cfg.trainer.precision)] == "16-mixed":
+        raise ValueError("trainer.precision=16: sharded gradients are not scaled. Use bf16, or strategy=ddp.")
+    if cfg.model.mask_position == "post_conv":
+        raise ValueError(
+            "model.mask_position=post_conv: the subsampling also runs outside the encoder, where sharded weights are "
+            "not gathered. Use pre_conv, or strategy=ddp."
+        )
+    if not cfg.model.encoder.untie_biases and cfg.model.encoder.self_attention_model == "rel_pos":
+        raise ValueError(
+            "model.encoder.untie_biases=false: layers that share weights cannot be sharded one by one. Use "
+            "strategy=ddp."
+        )
 
 
 def _check_endless(cfg: NestConfig, exp: ExperimentConfig, data: DatasetConfig, *, validates: bool) -> None:
@@ -280,7 +292,7 @@ def build_step(
         no_graphs = "trainer.detect_anomaly looks at every operation"
     engine = accelerate(
         model,
-        compile="off" if sharded else str(cfg.model.compile),
+        compile=str(cfg.model.compile),
         activation_budget=cfg.model.activation_budget,
         autocast={"32": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}[precision],
         no_graphs=no_graphs,

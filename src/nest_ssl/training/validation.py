@@ -16,6 +16,7 @@ from nest_ssl.config import DatasetConfig, TrainerConfig
 from nest_ssl.config.parsing import MISSING
 from nest_ssl.data.randomness import Use, seed_everything
 from nest_ssl.training.metrics import VALIDATION_METRICS, TokenCounts, count_tokens
+from nest_ssl.training.sharding import is_sharded
 
 if TYPE_CHECKING:
     from nest_ssl.data import PlannedLoader
@@ -87,7 +88,9 @@ class Validation:
         the next batch, on every rank: LeftEarlyError.
         """
         self.model.eval()
-        without_gradients = torch.inference_mode if self.config.inference_mode else torch.no_grad
+        # Sharded weights would be gathered into inference tensors, which torch keeps and training may not change.
+        inference = self.config.inference_mode and not is_sharded(self.model)
+        without_gradients = torch.inference_mode if inference else torch.no_grad
         try:
             with self.watch.validating(), without_gradients():
                 loaders = enumerate(self.loaders.values())

@@ -1,59 +1,212 @@
-"""Weights shared out over real processes, compared with whole ones."""
+"""Weights shared out over real processes, compared with whole ones: steps, averages, checkpoints."""
 
 from __future__ import annotations
 
+import pickle
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import distributed
+from torch import Tensor
 
-from nest_ssl.config import OptimConfig
+from nest_ssl import load
+from nest_ssl.config import CheckpointConfig, EmaConfig, OptimConfig
+from nest_ssl.data import AudioNoiseBatch
+from nest_ssl.fast import encoder as fused_encoder
+from nest_ssl.fast.engine import accelerate
+from nest_ssl.nemo_file import CheckpointError
+from nest_ssl.run_folder import RunFolder
 from nest_ssl.training import sharding
+from nest_ssl.training.ema import Average
 from nest_ssl.training.optimizers import build_optimizer
-from nest_ssl.training.parallel import World, gradient_norm
+from nest_ssl.training.parallel import World
+from nest_ssl.training.saving import Saver
+from nest_ssl.training.state import Trained, TrainState, averaged_weights, read_checkpoint, restore
+from nest_ssl.training.step import Clipping, TrainStep
+from nest_ssl.training.watching import Watch
 from tests.helpers import NO_DROPOUT, tiny_model
 from tests.ranks import on_ranks
 
+UNEVEN = {**NO_DROPOUT, "masking.mask_prob": 1.0, "masking.freeze": False, "encoder.subsampling_conv_channels": 7}
+"""Sizes that neither 2 nor 3 ranks divide; and the mask embedding is trained."""
 
-def sharded(world: World) -> dict[str, Any]:
-    """Two steps of a sharded model, its whole state, and the same put back into another sharded model."""
 
-    def train(model: Any, optimizer: Any, steps: int) -> None:
-        for _ in range(steps):
-            optimizer.zero_grad()
-            torch.manual_seed(0)
-            audio = 0.1 * torch.randn(2, 16_000)
-            length = torch.tensor([16_000, 12_000])
-            model.masked_loss(audio, length, audio, length).loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-
-    def make(seed: int) -> tuple[Any, Any]:
-        model = tiny_model({**NO_DROPOUT, "masking.mask_prob": 1.0}, seed=seed).train()
-        if world.size > 1:
-            sharding.shard(model)
-        return model, build_optimizer(model, OptimConfig(name="sgd", lr=0.1, momentum=0.9))
-
-    model, optimizer = make(1)
-    train(model, optimizer, 2)
-    whole = [sharding.whole_weights(model), sharding.whole_optimizer_state(model, optimizer)]
+def trained_model(world: World, seed: int, clipping: Clipping | None = None, compile: str = "off") -> Trained:
+    """A model as the trainer sets it up, sharded if there are several ranks."""
+    model = tiny_model(UNEVEN, seed).train()
     if world.size > 1:
-        distributed.broadcast_object_list(whole, src=0)  # as every rank reads a checkpoint
-    weights, state = whole
-    other, other_optimizer = make(2)
-    sharding.load_whole_weights(other, weights)
-    sharding.load_whole_optimizer_state(other, other_optimizer, state)
-    norm = gradient_norm([p for p in model.parameters() if p.requires_grad])
-    train(other, other_optimizer, 1)
-    return {"norm": float(norm), "weights": weights, "after": sharding.whole_weights(other)}
+        sharding.shard(model)
+    step = TrainStep(
+        model,
+        accelerate(model, compile=compile),
+        build_optimizer(model, OptimConfig(name="adamw", lr=1e-2, eps=1e-2)),  # a small eps would blow up rounding
+        None,
+        world,
+        Watch(),
+        clipping=clipping,
+        average=Average(EmaConfig(enable=True, decay=0.5), model),
+    )
+    loader: Any = SimpleNamespace(plan_hash="same")
+    return Trained(model, step, loader, world.size)
 
 
-def test_sharded_weights_train_are_gathered_and_restored_like_whole_ones() -> None:
-    alone = sharded(World())
-    for one in on_ranks(sharded, 2):
-        assert one["norm"] == pytest.approx(alone["norm"], rel=1e-4)
-        for kind in ("weights", "after"):
-            for name, value in one[kind].items():  # "after" is gathered on rank 0
-                torch.testing.assert_close(value, alone[kind][name], rtol=1e-3, atol=1e-5, msg=f"{kind} {name}")
-        assert len(one["weights"]) == len(alone["weights"])
+def take_steps(trained: Trained, numbers: range) -> list[float]:
+    losses = []
+    for number in numbers:
+        torch.manual_seed(number)
+        audio, length = 0.1 * torch.randn(2, 16_000), torch.tensor([16_000, 12_000])
+        batch = AudioNoiseBatch(None, audio, length, audio, length, audio, length)
+        losses.append(float(trained.step(batch, begins=True, updates=True, step=number).loss))
+    return losses
+
+
+def validate(trained: Trained) -> float:
+    """The loss of the average, in the middle of training."""
+    average = trained.average
+    assert average is not None
+    trained.model.eval()
+    torch.manual_seed(0)
+    audio, length = 0.1 * torch.randn(1, 16_000), torch.tensor([16_000])
+    with average.in_the_model(), torch.no_grad():
+        loss = float(trained.model.masked_loss(audio, length, audio, length).loss)
+    trained.model.train()
+    return loss
+
+
+def whole_state(trained: Trained, world: World) -> dict[str, dict[str, Tensor]]:
+    """Weights, their average and the optimizer's moments, on rank 0."""
+    states = trained.step.optimizer.state_dict()["state"]
+    moments = {f"{number}.{kind}": value for number, kinds in states.items() for kind, value in kinds.items()}
+    found = {"weights": trained.model.state_dict(), "average": averaged_weights(trained), "moments": moments}
+    return {
+        kind: {name: value.clone() for name, value in sharding.gathered(tensors, world).items()}
+        for kind, tensors in found.items()
+    }
+
+
+def assert_same(found: dict[str, dict[str, Tensor]], wanted: dict[str, dict[str, Tensor]]) -> None:
+    """To the bit."""
+    for kind, tensors in wanted.items():
+        assert found[kind].keys() == tensors.keys()
+        different = [name for name, value in tensors.items() if not torch.equal(found[kind][name], value)]
+        assert not different, (kind, different)
+
+
+# ---- what the ranks do; starting them takes longer than all of it ----
+
+WAYS = {"clipped by norm": Clipping(0.05), "clipped by value": Clipping(1e-3, by_value=True), "fused": Clipping(0.05)}
+
+
+def train(world: World, way: str) -> dict[str, Any]:
+    trained = trained_model(world, 1, WAYS[way], "on" if way == "fused" and world.size > 1 else "off")
+    validated = [validate(trained)]
+    losses = take_steps(trained, range(2))
+    validated.append(validate(trained))
+    losses += take_steps(trained, range(2, 3))
+    before = whole_state(trained, world)
+    for parameter in trained.step.gradients.parameters:
+        if parameter.grad is not None and world.rank == 0:
+            sharding.part(parameter.grad).view(-1)[:1] = torch.nan  # one rank's part is enough
+    trained.step._update()
+    after = whole_state(trained, world)
+    plan = trained.step.engine.description
+    return {"losses": losses, "validated": validated, "before": before, "after": after, "plan": plan}
+
+
+def train_and_save(world: World, folder: Path) -> dict[str, Any]:
+    """Steps of every way; then two more of a new model, saved, and what an undisturbed third one gives."""
+    fused_encoder.compiled = lambda function, _: torch.compile(function, backend="eager", fullgraph=True)  # type: ignore[assignment]
+    ways = {way: train(world, way) for way in WAYS}
+    num_graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    trained = trained_model(world, 1)
+    take_steps(trained, range(2))
+    ours, state = saver(folder, world), TrainState(step=2, batch=2)
+    ours.save_best(state, trained, {"val_loss": 1.0})
+    ours.save_last(state, trained)
+    ours.save_nemo_at_end(trained)
+    saved = whole_state(trained, world)
+    return {"ways": ways, "num_graphs": num_graphs, "saved": saved, "losses": take_steps(trained, range(2, 3))}
+
+
+def resume(world: World, path: Path) -> dict[str, Any]:
+    trained = trained_model(world, 2)
+    state = restore(read_checkpoint(path), trained)
+    assert (state.step, state.batch) == (2, 2 * 2 // world.size)
+    restored = whole_state(trained, world)
+    saver(path.parent.parent, world).save_last(state, trained)
+    return {"restored": restored, "losses": take_steps(trained, range(2, 3))}
+
+
+def resume_both(world: World, *paths: Path) -> list[dict[str, Any]]:
+    return [resume(world, path) for path in paths]
+
+
+def saver(folder: Path, world: World) -> Saver:
+    return Saver(RunFolder(folder), CheckpointConfig(), "name", world, Watch())
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A run of two ranks: the folder of its checkpoints, and what rank 0 saw."""
+    folder = tmp_path_factory.mktemp("run")
+    return folder / "checkpoints", on_ranks(train_and_save, 2, folder)[0]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_sharded_steps_are_those_of_whole_weights(run: tuple[Path, dict[str, Any]], way: str) -> None:
+    """Clipped, averaged, validated with the average; a gradient that is not finite on one rank changes nothing."""
+    alone, first = train(World(), way), run[1]["ways"][way]
+    assert first["losses"] == pytest.approx(alone["losses"], rel=1e-4)
+    assert first["validated"] == pytest.approx(alone["validated"], rel=1e-4)
+    for kind, tensors in alone["before"].items():
+        for name, value in tensors.items():
+            torch.testing.assert_close(first["before"][kind][name], value, rtol=1e-3, atol=2e-5, msg=f"{kind} {name}")
+    assert_same(first["after"], {kind: first["before"][kind] for kind in ("weights", "moments")})
+
+
+def test_sharded_layers_are_compiled_once_for_all_of_them(run: tuple[Path, dict[str, Any]]) -> None:
+    assert run[1]["ways"]["fused"]["plan"].startswith("fused layers")
+    assert run[1]["num_graphs"] == 1
+
+
+def test_a_checkpoint_in_shards_loads_as_a_model(run: tuple[Path, dict[str, Any]]) -> None:
+    """Under both its names; they and the `.nemo` file hold the average."""
+    folder, wanted = run
+    best = next(folder.glob("*step=2.ckpt"))
+    assert (best / "rest.pt").samefile(folder / "last.ckpt" / "rest.pt")
+    for path in (folder / "last.ckpt", best, *folder.glob("*.nemo")):
+        assert_same({"average": load(path).state_dict()}, {"average": wanted["saved"]["average"]})
+    assert RunFolder(folder.parent).newest_checkpoint() == folder / "last.ckpt"
+    assert [path.name for path in folder.glob(".*")] == []
+
+
+def test_any_number_of_ranks_resumes_a_folder_of_shards_or_a_file(
+    run: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    """Two sharded ranks → one whole → three sharded; `last.ckpt` is a folder, a file, and a folder again."""
+    wanted = run[1]
+    last = [tmp_path / name / "checkpoints" / "last.ckpt" for name in ("from folder", "from file")]
+    for path in last:
+        shutil.copytree(run[0] / "last.ckpt", path)
+    found = [resume(World(), last[1])]
+    assert last[1].is_file()
+    found += on_ranks(resume_both, 3, *last)[0]
+    assert all(path.is_dir() for path in last)
+    for one in found:
+        assert_same(one["restored"], wanted["saved"])
+        assert one["losses"] == pytest.approx(wanted["losses"], rel=1e-5)
+    assert sum(1 for path in last for _ in path.parent.iterdir()) == 2
+
+
+def test_a_folder_that_is_incomplete_or_holds_other_types_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "x.ckpt"
+    folder.mkdir()
+    with pytest.raises(CheckpointError, match=r"x\.ckpt/rest\.pt: no such file"):
+        load(folder)
+    torch.save({}, folder / "rest.pt")
+    (folder / ".metadata").write_bytes(pickle.dumps(AudioNoiseBatch))
+    with pytest.raises(CheckpointError, match=r"not a readable index of shards: contains a nest_ssl\..*Batch; refused"):
+        load(folder)

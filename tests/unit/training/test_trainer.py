@@ -10,6 +10,7 @@ import pytest
 from nest_ssl.config import TrainerConfig
 from nest_ssl.config.training import NO_EFFECT, REFUSED
 from nest_ssl.training import Trainer
+from tests.helpers import tiny_model
 
 LIGHTNINGS = [
     *("accelerator", "strategy", "devices", "num_nodes", "precision", "logger", "callbacks", "fast_dev_run"),
@@ -141,3 +142,17 @@ def test_a_configuration_section_unpacks_into_arguments() -> None:
     trainer = Trainer(**section)
     assert trainer.config == section
     assert (trainer.world_size, trainer.global_rank, trainer.local_rank, trainer.is_global_zero) == (1, 0, 0, True)
+
+
+@pytest.mark.parametrize(
+    ("model", "precision", "words"),
+    [
+        ({}, "16", "trainer.precision=16: sharded gradients are not scaled. Use bf16"),
+        ({"mask_position": "post_conv"}, "32", "model.mask_position=post_conv: .* Use pre_conv, or strategy=ddp"),
+        ({"encoder.untie_biases": False}, "32", "model.encoder.untie_biases=false: .* Use strategy=ddp"),
+    ],
+)
+def test_what_cannot_be_sharded_is_refused(model: dict[str, Any], precision: str, words: str) -> None:
+    trainer = Trainer(accelerator="cpu", strategy="fsdp", precision=precision)
+    with pytest.raises(ValueError, match=words):
+        trainer.fit(tiny_model(model))

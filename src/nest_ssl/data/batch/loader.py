@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +158,7 @@ class PlannedLoader(DataLoader[AudioNoiseBatch]):
         )
         self._next_batch = 0
 
-    @property
+    @cached_property
     def plan_hash(self) -> str:
         """The plan's hash, which the ranks compare before the first step."""
         return self.batches.plan_hash()
@@ -181,6 +182,8 @@ class PlannedLoader(DataLoader[AudioNoiseBatch]):
             self.bad_data.record(len(batch.audio), batch.bad_files, batch.cropped_files)
             yield batch
         self._next_batch = 0
+        if self.bad_data.num_bad["cropped"]:
+            log.warning("%s", self.bad_data.cropped())
 
     def start_at(self, epoch: int, batch: int) -> None:
         """Start the next iteration at batch `batch` of `epoch`, or at the next epoch if there is no such batch."""
@@ -288,13 +291,17 @@ class BadDataLog:
             f"bad data: {self.num_bad['speech']} of {self.num_read:,} utterances of epoch {self.epoch} replaced, "
             f"{self.num_bad['noise']} noise segments drawn again, {self.num_bad['no-noise']} utterances without noise; "
             f"{len(self.files)} bad files in this run",
-            *([f"  {self.num_bad['cropped']} utterances cropped"] if self.num_bad["cropped"] else []),
+            *([f"  {self.cropped()}"] if self.num_bad["cropped"] else []),
             *(f"  {count} x {reason}" for reason, count in reasons.most_common(MAX_NAMED)),
             *(f"  {bad.kind}: {bad.audio_filepath}: {bad.reason}" for bad in list(self.files.values())[:MAX_NAMED]),
         ]
         if self.path is not None:
             lines.append(f"  all of them: {self.path}")
         return "\n".join(lines)
+
+    def cropped(self) -> str:
+        first = f", {self.first_cropped} first" if self.first_cropped else ""  # a resumed run knows only the number
+        return f"{self.num_bad['cropped']} of {self.num_read:,} utterances of epoch {self.epoch} cropped{first}"
 
     def state_dict(self) -> dict[str, object]:
         return {"num_read": self.num_read, "num_bad": dict(self.num_bad)}
