@@ -439,8 +439,8 @@ def fit(cfg: NestConfig, *, memory_share: float, most: int) -> Fitted:
     is_sharded = trainer.strategy_name == "fsdp" and num_ranks > 1
     if is_sharded:
         log.warning(
-            "trainer.strategy=fsdp: fit trains one rank with whole weights, by the layers and graphs of ddp. Sharded "
-            "over %d ranks the weights take less, the layers may take more: watch the memory of the first steps.",
+            "trainer.strategy=fsdp: fit trains one rank with whole weights and CUDA graphs. Sharded over %d ranks, "
+            "weights and optimizer take less and steps are not captured: larger batches may fit, and times differ.",
             num_ranks,
         )
     one = dataclasses.replace(trainer, devices=1 if listed is None else listed[:1], num_nodes=1)
