@@ -27,13 +27,15 @@ import soundfile
 import torch
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
-from benchmarks.train_step import our_model, random_batch
+from benchmarks.train_step import our_model, our_training, random_batch, timed
 
 from nest_ssl.config import OptimConfig
 from nest_ssl.fast.engine import accelerate
 from nest_ssl.training.optimizers import build_optimizer
 
 RATE = 16_000
+DDP_ALONE = ["trainer.strategy=ddp", "trainer.sync_batchnorm=true", "debug.collectives=true"]
+"""What several GPUs would do, on one: gradients and statistics of batch norms travel, from the rank to itself."""
 
 
 def make_data(folder: Path, num_files: int, num_lines: int, seconds: float) -> None:
@@ -72,7 +74,7 @@ def whole_program(data: Path, batch: int, steps: int, workers: int, more: list[s
             rows = [row for row in csv.DictReader(file) if row["train_loss"] and int(row["step"]) >= skip]
         timings = [1e3 * float(row["train_step_timing"]) for row in rows]
         waits = [float(row["data_wait_share"]) for row in rows]
-        said = [line for line in done.stderr.splitlines() if "raining runs with" in line]
+        said = [line for line in done.stderr.splitlines() if "raining runs with" in line or "collectives" in line]
     return {
         "ms": statistics.median(timings),
         "least_ms": min(timings),
@@ -87,18 +89,9 @@ def whole_program(data: Path, batch: int, steps: int, workers: int, more: list[s
 def step_alone(batch: int, seconds: float, steps: int = 50) -> float:
     """Forward, backward and AdamW on one batch that stays on the GPU, in milliseconds."""
     model = our_model("large")
-    objective = accelerate(model, autocast=torch.bfloat16)
     optimizer = build_optimizer(model, OptimConfig(lr=1e-4, betas=[0.9, 0.98], weight_decay=1e-3))
-    data, timings = random_batch(batch, seconds), []
-    for number in range(steps + 10):
-        torch.cuda.synchronize()
-        started = time.perf_counter()
-        objective.gradients(data)
-        optimizer.step()
-        torch.cuda.synchronize()
-        if number >= 10:
-            timings.append(1e3 * (time.perf_counter() - started))
-    return statistics.median(timings)
+    step = our_training(accelerate(model, autocast=torch.bfloat16), random_batch(batch, seconds), optimizer)
+    return timed(step, steps, 10)["ms"]
 
 
 def main() -> None:
@@ -107,30 +100,34 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=16.0)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--workers", type=int, default=12)
+    parser.add_argument("--collectives", action="store_true", help="also with ddp, one rank making every collective")
     parser.add_argument("--output", type=Path)
     parser.add_argument("overrides", nargs="*", help="further overrides of nest-ssl pretrain")
     options = parser.parse_args()
     alone_ms = step_alone(options.batch, options.seconds)
     torch.cuda.empty_cache()
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
     with tempfile.TemporaryDirectory() as folder:
         data = Path(folder)
         make_data(data, 64, options.batch * options.steps * 2, options.seconds)
-        whole = whole_program(data, options.batch, options.steps, options.workers, options.overrides)
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
-    result = {
-        "batch": f"{options.batch} x {options.seconds:g} s",
-        "overrides": options.overrides,
-        "step_alone_ms": alone_ms,
-        "pretrain": whole,
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "commit": commit,
-    }
-    print(json.dumps(result, indent=1))
-    if options.output is not None:
-        earlier = json.loads(options.output.read_text()) if options.output.exists() else []
-        options.output.write_text(json.dumps([*earlier, result], indent=1) + "\n")
+        for more in ([], DDP_ALONE) if options.collectives else ([],):
+            overrides = [*more, *options.overrides]
+            whole = whole_program(data, options.batch, options.steps, options.workers, overrides)
+            result = {
+                "batch": f"{options.batch} x {options.seconds:g} s",
+                "overrides": overrides,
+                "step_alone_ms": alone_ms,
+                "ratio": whole["ms"] / alone_ms,
+                "pretrain": whole,
+                "device": torch.cuda.get_device_name(),
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+                "commit": commit,
+            }
+            print(json.dumps(result, indent=1), flush=True)
+            if options.output is not None:
+                earlier = json.loads(options.output.read_text()) if options.output.exists() else []
+                options.output.write_text(json.dumps([*earlier, result], indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import torch
 from nest_ssl import EncDecDenoiseMaskedTokenPredModel
 from nest_ssl.config import compose
 from nest_ssl.freed_memory import keep_freed_memory
-from nest_ssl.training.watching import mark_stages
+from nest_ssl.training.watching import GpuMarks, mark_stages
 from nest_ssl.watchdog.agent import BEAT_EVERY_S
 from nest_ssl.watchdog.beacon import Beacon, RankMark, WorkerMark
 from nest_ssl.watchdog.monitor import LOOK_EVERY_S
@@ -93,6 +93,43 @@ def compare_steps(size: str, batch: int, seconds: float, rounds: int, mark: Rank
     }
 
 
+def gpu_marks(beacon: Beacon, marks: int = 12, rounds: int = 200) -> dict[str, float]:
+    """Return what the marks of a captured step cost on the GPU: a graph of short kernels, with and without them."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    gpu = GpuMarks.on(device, beacon, 0)
+    if gpu is None:
+        raise SystemExit("the GPU cannot write to the beacon: see the log above")
+    x = torch.randn(1024, 1024, device=device)
+    stages = [stage for stage in Stage if Stage.TRANSFER < stage <= Stage.OPTIMIZER]
+    times_us = {}
+    for marked in (False, True):
+        graph = torch.cuda.CUDAGraph()
+        torch.mm(x, x)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            if marked:
+                gpu.begins()
+            for number in range(marks - 2):
+                if marked:
+                    gpu.mark(stages[number % len(stages)])
+                for _ in range(10):
+                    torch.mm(x, x)
+            if marked:
+                gpu.ends()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        each_us = []
+        for _ in range(rounds):
+            begin.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            each_us.append(1e3 * begin.elapsed_time(end))
+        times_us[marked] = statistics.median(each_us)
+    more_us = times_us[True] - times_us[False]
+    gpu.close()
+    return {"gpu_marks": marks, "gpu_marks_us": more_us, "gpu_marks_share_of_a_14_ms_step": more_us / 14e3}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", default="small")
@@ -115,6 +152,7 @@ def main() -> None:
             "heartbeat_us": per_call_us(mark.beat),
             "look_ms_of_8_ranks": per_call_us(lambda: local_rows(beacon, limits, 0), 200) / 1e3,
         }
+        result |= gpu_marks(beacon) if torch.cuda.is_available() else {}
         result |= compare_steps(arguments.size, arguments.batch, arguments.seconds, arguments.rounds, mark)
     marks_us = result["marks_per_step"] * result["mark_us"] + result["finish_step_us"]
     beats_us = result["heartbeat_us"] / BEAT_EVERY_S * result["step_ms"] / 1e3

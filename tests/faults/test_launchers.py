@@ -93,7 +93,7 @@ def test_the_first_of_two_nodes_names_the_stalled_rank(lab: Lab, whole: Path, ra
     incident = runs[0].incident
     assert incident["ranks"] == [rank]
     assert incident["stage"] == "encoder"
-    assert incident["waiting"] == {str(1 - rank): "backward"}
+    assert incident["waiting"] == {str(1 - rank): "exchange"}
     assert "all_reduce" in incident["collective"]
     assert incident["text"] in runs[0].stderr
     assert incident["text"] not in runs[1].stderr

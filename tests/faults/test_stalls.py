@@ -17,7 +17,7 @@ def test_row_3_a_rank_that_sleeps_in_the_encoder_is_named(lab: Lab, whole: Path)
     run = lab.start("encoder:sleep 1 4").wait()
     incident = check_named(run, ranks=[1], stage="encoder", within_s=LIMIT_S)
     assert incident["step"] == 4
-    assert incident["waiting"] == {"0": "backward"}
+    assert incident["waiting"] == {"0": "exchange"}
     assert "all_reduce" in incident["collective"]
     assert incident["stack"][0].startswith("sleep")
     assert {path.name for path in Path(incident["evidence"], "stacks").iterdir()} >= {"rank0.txt", "rank1.txt"}

@@ -118,7 +118,7 @@ def test_the_command_line_can_switch_on_the_weight_average(corpus: Path, tmp_pat
                 f"model.train_ds.{option}"
                 for option in ("use_lhotse=true", "bucket_duration_bins=[5]", "bucket_batch_size=[4,2]")
             ),
-            "bucket_batch_size: not supported with use_lhotse",
+            "bucket_batch_size: needs 'use_bucketing: true'",
         ),
         (
             tuple(

@@ -67,5 +67,6 @@ def _ranks(state: RunState) -> Table:
             process = f"{row.pid} {row.state.name.lower()}{', ' + row.process if row.process else ', gone'}"
             reading = next((worker.path for worker in row.workers if worker.is_reading), "")
             seconds = (f"{row.in_stage_s:.1f} s", f"{row.limit_s:.0f} s")
-            table.add_row(str(row.rank), node.host, process, row.place, reading, str(row.step), *seconds)
+            place = row.place if row.gpu is None else f"{row.place}; GPU {row.gpu}"
+            table.add_row(str(row.rank), node.host, process, place, reading, str(row.step), *seconds)
     return table

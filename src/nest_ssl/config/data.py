@@ -125,7 +125,10 @@ class DatasetConfig:
     persistent_workers: bool = False
     """Keep the workers between epochs."""
     prefetch_factor: int | None = None
-    """Batches that each worker prepares ahead."""
+    """Batches that each worker prepares ahead; null: 2."""
+    prefetch_gb: float = 4.0
+    """Prepare at most this many gigabytes of batches ahead on each rank: first `prefetch_factor` is lowered, then
+    `num_workers`. At least one batch is prepared."""
     drop_last: bool = False
     """Drop the last, incomplete batch; otherwise its utterances are divided equally among the ranks."""
     max_duration: float | None = None
@@ -214,7 +217,13 @@ class DatasetConfig:
         for key, least in (("batch_size", 1), ("prefetch_factor", 1), ("seed", 0), ("concat_sampling_seed", 0)):
             if getattr(self, key) is not None:
                 at_least(key, getattr(self, key), least)
-        for key in ("batch_duration", "quadratic_duration", "concat_sampling_temperature", "concat_sampling_scale"):
+        for key in (
+            "batch_duration",
+            "quadratic_duration",
+            "concat_sampling_temperature",
+            "concat_sampling_scale",
+            "prefetch_gb",
+        ):
             value = getattr(self, key)
             if value is not None and value <= 0:
                 raise ValueError(f"{key}: {value} is not greater than 0.")
@@ -249,8 +258,8 @@ class DatasetConfig:
             raise ValueError(f"bucket_duration_bins: {bins} is not in increasing order.")
         if sizes is not None and (bins is None or len(sizes) != len(bins) + 1):
             raise ValueError("bucket_batch_size: needs one more entry than bucket_duration_bins.")
-        if sizes is not None and self.use_lhotse:
-            raise ValueError("bucket_batch_size: not supported with use_lhotse. Use batch_duration.")
+        if sizes is not None and self.use_lhotse and not self.use_bucketing:
+            raise ValueError("bucket_batch_size: needs 'use_bucketing: true'.")
         if self.max_utts and self.is_tarred:
             raise ValueError("max_utts: has no effect on tar shards, which are read whole. Shorten the manifest.")
         if self.use_lhotse and (self.cuts_path or self.shar_path):

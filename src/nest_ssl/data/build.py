@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,12 +17,13 @@ from nest_ssl import plugins
 from nest_ssl.audio import AudioError
 from nest_ssl.config.data import DatasetConfig
 from nest_ssl.data.batch.augmentation import build_augmentor
-from nest_ssl.data.batch.loader import PlannedLoader, PlanSampler
+from nest_ssl.data.batch.loader import BatchSampler, PlannedLoader, PlanSampler, Prefetch
 from nest_ssl.data.batch.make import BatchMaker, OnRead, Readers
 from nest_ssl.data.manifest.read import split_groups
 from nest_ssl.data.plan.batches import (
     BucketedPlan,
     Buckets,
+    Durations,
     FixedSizePlan,
     Plan,
     duration_buckets,
@@ -31,6 +33,10 @@ from nest_ssl.data.plan.order import ChainOrder, MixtureOrder, Order, share_out,
 from nest_ssl.data.sources.files import AudioNoiseDataset, ManifestDataset, PlannedBatches, Source, open_noise
 from nest_ssl.data.sources.lhotse import CutBatches, LhotseAudioNoiseDataset, LhotseInputs
 from nest_ssl.data.sources.tar import LAYOUTS, TarredAudioNoiseDataset
+
+log = logging.getLogger(__name__)
+
+FLOAT32_BYTES = 4
 
 
 def build_loader(
@@ -54,7 +60,7 @@ def build_loader(
     """
     seed = seed if config.seed is None else config.seed
     dataset: PlannedBatches | LhotseAudioNoiseDataset
-    sampler: PlanSampler | CutBatches
+    sampler: BatchSampler
     if config.use_lhotse:
         inputs = LhotseInputs(config, seed, open_sources)
         dataset = LhotseAudioNoiseDataset(sources=inputs.sources, maker=_build_maker(config, seed, on_read, mix))
@@ -71,16 +77,60 @@ def build_loader(
             )
         dataset = PlannedBatches(sources, _build_maker(config, seed, on_read, mix))
         sampler = PlanSampler(plan, rank, same_every_epoch=same_every_epoch)
+    if rank == 0 and (world_size > 1 or sampler.shapes()):
+        log.info("%s", describe_shapes(config, sampler))
+    prefetch = Prefetch(
+        config.num_workers if num_batches is None else min(config.num_workers, num_batches), config.prefetch_factor
+    )
+    prefetch = _bounded(prefetch, config, sampler, mix, is_first=rank == 0)
     return PlannedLoader(
         dataset,
         sampler,
         max_bad_fraction=config.max_bad_fraction,
         bad_files_path=bad_files_path,
-        num_workers=config.num_workers if num_batches is None else min(config.num_workers, num_batches),
+        num_workers=prefetch.num_workers,
         pin_memory=config.pin_memory,
         persistent_workers=config.persistent_workers,
-        prefetch_factor=config.prefetch_factor,
+        prefetch_factor=prefetch.factor,
     )
+
+
+def describe_shapes(config: DatasetConfig, sampler: BatchSampler) -> str:
+    """Return one line for the log: the shapes of a run, or why they are not planned."""
+    shapes = sampler.shapes()
+    if shapes:
+        ends = [f"{shape.batch_size} x {shape.num_samples / config.sample_rate:.2f} s" for shape in shapes]
+        found = f"batches have {len(shapes)} shapes, {ends[0]} to {ends[-1]}" if ends[1:] else f"batches are {ends[0]}"
+        num_left = sampler.num_sizes_without_shape()
+        return f"{found}; {num_left} more batch sizes have none: use fewer buckets" if num_left else found
+    if config.use_lhotse:
+        reason, way_out = CutBatches.why_no_shapes(config)
+    elif config.bucketing_strategy == "fully_randomized" and _is_bucketed(config):
+        reason, way_out = "each rank has its own bucket", "bucketing_strategy=synced_randomized makes them equal"
+    else:
+        reason, way_out = "not every duration is known", "'nest-ssl prepare' measures durations"
+    return f"batches of different ranks have different shapes ({reason}): no CUDA graphs on several GPUs; {way_out}"
+
+
+def _bounded(prefetch: Prefetch, config: DatasetConfig, sampler: BatchSampler, mix: bool, is_first: bool) -> Prefetch:
+    """Keep what is prefetched within `prefetch_gb`, if the size of a batch is known."""
+    num_samples = sampler.largest_batch()
+    if num_samples is None or prefetch.num_workers == 0:
+        return prefetch
+    num_signals = 3 if mix else 2  # audio, noise and their sum
+    batch_bytes = num_signals * FLOAT32_BYTES * num_samples
+    bounded = prefetch.bounded(batch_bytes, config.prefetch_gb * 1e9)
+    if bounded != prefetch and is_first:
+        log.info(
+            "prefetch_gb=%g: batches take up to %.0f MB, so num_workers is %d (was %d) and prefetch_factor %d (was %s)",
+            config.prefetch_gb,
+            batch_bytes / 1e6,
+            bounded.num_workers,
+            prefetch.num_workers,
+            bounded.factor,
+            prefetch.factor or "2, torch's default",
+        )
+    return bounded
 
 
 def open_batches(dataset: DatasetConfig, seed: int, *, same_every_epoch: bool = False) -> PlannedLoader:
@@ -206,7 +256,8 @@ def build_plan(config: DatasetConfig, sources: Sequence[Source], *, world_size: 
     orders = tuple(source.order(seed=seed, shuffle=shuffle, stream=d) for d, source in enumerate(sources))
     fingerprint = hashlib.sha256("".join(source.fingerprint() for source in sources).encode()).hexdigest()
     layout = LAYOUTS[config.tarred_shard_strategy] if config.is_tarred else "interleaved"
-    if not (config.use_bucketing or config.bucketing_batch_size is not None):
+    durations = _known_durations(config, sources)
+    if not _is_bucketed(config):
         batch_size = _needed_batch_size(config)
         return FixedSizePlan(
             _mixture(config, orders, world_size * batch_size, seed) if config.is_concat else orders[0],
@@ -217,6 +268,7 @@ def build_plan(config: DatasetConfig, sources: Sequence[Source], *, world_size: 
             fingerprint=fingerprint,
             layout=layout,
             endless=config.endless,
+            durations=durations,
         )
     if config.is_concat:
         raise ValueError("is_concat: cannot be combined with buckets; 'use_lhotse: true' with input_cfg does both.")
@@ -232,7 +284,21 @@ def build_plan(config: DatasetConfig, sources: Sequence[Source], *, world_size: 
         strategy=config.bucketing_strategy,
         repeats=config.bucketing_weights,
         layout=layout,
+        durations=durations,
     )
+
+
+def _is_bucketed(config: DatasetConfig) -> bool:
+    return config.use_bucketing or config.bucketing_batch_size is not None
+
+
+def _known_durations(config: DatasetConfig, sources: Sequence[Source]) -> Durations | None:
+    """Return the durations of all utterances; None if one is unknown."""
+    parts = [source.durations_s for source in sources]
+    durations_s = parts[0] if len(parts) == 1 else np.concatenate(parts)  # one manifest's are memory-mapped: no copy
+    if not (durations_s > 0).all():  # NaN; and 0, which means: to the end of the file
+        return None
+    return Durations(durations_s, config.sample_rate, config.min_audio_len_secs)
 
 
 def _mixture(config: DatasetConfig, orders: tuple[Order, ...], step_size: int, seed: int) -> MixtureOrder:

@@ -166,8 +166,16 @@ class Engine:
         self.refresh()
 
     @property
+    def uses_graphs(self) -> bool:
+        return self._plan.graphs
+
+    @property
     def num_graphs(self) -> int:
         return 0 if self._graphs is None else len(self._graphs)
+
+    def is_captured(self, batch_size: int, num_samples: int) -> bool:
+        """Whether steps of such batches are graphs."""
+        return self._graphs is not None and (batch_size, self._padding.size(num_samples)) in self._graphs.shapes()
 
     @property
     def leaves(self) -> Mapping[nn.Parameter, nn.Parameter]:

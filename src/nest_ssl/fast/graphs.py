@@ -192,6 +192,10 @@ class Graphs:
     def find(self, key: Key) -> StepGraph | None:
         return self._graphs.get(key)
 
+    def shapes(self) -> set[tuple[int, int]]:
+        """Batch size and padded audio size of every graph."""
+        return {key[:2] for key in self._graphs}
+
     def has_room(self, key: Key) -> bool:
         missing = Inputs.num_values(*key[:2]) - self._storage.numel()
         return self.lane.has_room(self._storage.itemsize * max(missing, 0))

@@ -20,9 +20,19 @@ from typing import Any
 from nest_ssl.launch.ranks import BEACON_VARIABLE, LAUNCHER_VARIABLE
 from nest_ssl.watchdog.beacon import Beacon
 from nest_ssl.watchdog.node import verdict_path
-from nest_ssl.watchdog.rank import FINISHED, NEEDS_A_PERSON, RESUMABLE, RankFacts
+from nest_ssl.watchdog.rank import FINISHED, NEEDS_A_PERSON, RESUMABLE, RankFacts, RankState
 from nest_ssl.watchdog.report.status import Settings
-from nest_ssl.watchdog.system import is_alive, kill_all, say, shared_memory_folder, stop_signals, wait_until_gone
+from nest_ssl.watchdog.system import (
+    KILLED,
+    LESS_MEMORY,
+    OomKiller,
+    is_alive,
+    kill_all,
+    say,
+    shared_memory_folder,
+    stop_signals,
+    wait_until_gone,
+)
 
 POLL_S = 0.05
 VERDICT_WAIT_S = 8.0
@@ -80,6 +90,7 @@ class Attempt:
         self.job, self.command = job, command
         self.was_asked_to_stop = False
         self._stop_now = False
+        self._oom_killer = OomKiller()
         self.folder = make_beacon_folder(secrets.token_hex(4))
         self.beacon = Beacon.create(
             self.folder / "beacon",
@@ -154,6 +165,9 @@ class Attempt:
             if any(code not in (None, FINISHED, RESUMABLE) for code in codes):
                 alone_since = alone_since or time.monotonic()
                 if time.monotonic() - alone_since > VERDICT_WAIT_S:
+                    ranks = [str(rank) for rank, code in enumerate(codes) if code == KILLED]
+                    if ranks and (why := self._oom_killer.text()):
+                        say(f"nest-ssl: local rank {', '.join(ranks)} was killed: {why}")
                     say("nest-ssl: a rank is gone and the monitor does not report it: ending the job")
                     return
             time.sleep(POLL_S)
@@ -243,10 +257,21 @@ def make_beacon_folder(token: str) -> Path:
     root, prefix = folder.parent, _folder_prefix()
     for old in root.glob(f"{prefix}*"):
         with contextlib.suppress(OSError, ValueError):
-            if not is_alive(Beacon(old / "beacon").owner):
+            beacon = Beacon(old / "beacon")
+            if not is_alive(beacon.owner):
+                _say_if_killed(beacon)
                 shutil.rmtree(old, ignore_errors=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     return folder
+
+
+def _say_if_killed(beacon: Beacon) -> None:
+    """Say what a run of one process, which nobody watched, could not say itself."""
+    slot, oom_killer = beacon.rank(0), OomKiller()
+    oom_killer.before = beacon.oom_kills_before
+    if beacon.world_size == 1 and slot.state is RankState.RUNNING and (why := oom_killer.text()):
+        where = f"process {slot.pid}, an earlier run, was killed in {slot.stage.label} of step {slot.step}"
+        say(f"nest-ssl: warning: {where}: {why}. {LESS_MEMORY.capitalize()}.")
 
 
 def free_port() -> int:

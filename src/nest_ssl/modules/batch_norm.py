@@ -1,9 +1,9 @@
 """Batch norm with the statistics of all ranks' batches (`trainer.sync_batchnorm`).
 
 Torch's own refuses CPU tensors, and counts frames that were added to a batch for a graph. Ours reduces, over the frames
-that count, their number, the sum and the squares, in one collective. The backward pass has one too, which autograd
-finds by itself: the gradient of a sum over ranks is the sum of the ranks' gradients. Sums are taken around the running
-mean, which is the same on every rank and close to the batch's mean: little is lost in the difference of squares.
+that count, their number, sum and squares, in one collective of a few kilobytes; torch gathers those of every rank. The
+backward pass has one collective too, which autograd finds by itself: the gradient of a sum over ranks is the sum of the
+ranks' gradients.
 
 C channels, T frames, B batch, N = B · T.
 """
@@ -14,6 +14,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+
+num_collectives = 0
+"""Calls so far, those of captured steps once."""
 
 _groups: dict[str, distributed.ProcessGroup] = {}
 """The ranks that share statistics, by the name under which a compiled layer knows them."""
@@ -37,16 +40,17 @@ class SynchronizedBatchNorm(nn.BatchNorm1d):
 
 def normalize_together(norm: SynchronizedBatchNorm, x_NC: Tensor, counted_N1: Tensor, count: Tensor) -> Tensor:
     """Normalise frames by the statistics of all ranks' counted frames (`count` here); move the running statistics."""
-    assert norm.running_mean is not None
-    x = x_NC.float()
-    shift_C = norm.running_mean.clone()
-    shifted_NC = torch.where(counted_N1, x - shift_C, 0.0)
-    own = torch.cat((count.reshape(1).float(), shifted_NC.sum(0), shifted_NC.square().sum(0)))
-    num_channels = x.shape[1]
+    x, num_channels = x_NC.float(), x_NC.shape[1]
+    own_mean_C = torch.where(counted_N1, x, 0.0).sum(0) / count
+    own_squares_C = torch.where(counted_N1, x - own_mean_C, 0.0).square().sum(0)
+    # In float64, where the squares of a mean may be taken away again without harm.
+    num, mean = count.double(), own_mean_C.double()
+    own = torch.cat((num.reshape(1), num * mean, own_squares_C.double() + num * mean.square()))
     total, sum_C, squares_C = sum_over_ranks(own, norm.group).split((1, num_channels, num_channels))
-    offset_C = sum_C / total
-    variance_C = (squares_C / total - offset_C.square()).clamp(min=0.0)
-    mean_C = shift_C + offset_C
+    mean_C = sum_C / total
+    variance_C = (squares_C / total - mean_C.square()).clamp(min=0.0).float()
+    mean_C = mean_C.float()
+    total = total.float()
     move_statistics(norm, mean_C.detach(), (variance_C * total / (total - 1)).detach())
     scale_C = torch.rsqrt(variance_C + norm.eps) * norm.weight
     y_NC: Tensor = ((x - mean_C) * scale_C + norm.bias).to(x_NC.dtype)
@@ -67,6 +71,8 @@ def move_statistics(norm: nn.BatchNorm1d, mean_C: Tensor, variance_C: Tensor) ->
 @torch.library.custom_op("nest_ssl::sum_over_ranks", mutates_args=())
 def sum_over_ranks(x: Tensor, group: str) -> Tensor:
     """The sum of all ranks' `x`: an operation of its own, so that a compiled layer and a CUDA graph can contain it."""
+    global num_collectives
+    num_collectives += 1
     total = x.contiguous().clone()
     distributed.all_reduce(total, group=_groups[group])
     return total

@@ -145,7 +145,8 @@ def joined(
 ) -> Iterator[World]:
     """Join the other ranks; `facts` are this rank's, and its environment is set (`RankFacts.variables`).
 
-    `collectives`: one rank makes all collectives too, with itself, to measure what they cost.
+    `share_gpu`: ranks may share a GPU. `collectives`: one rank makes all collectives too, with itself, to measure what
+    they cost.
     """
     device = device_for(config, facts, share_gpu=share_gpu)
     if device.type == "cuda":
@@ -243,6 +244,7 @@ class Gradients:
         self._bucket_of = {number: place for place, (numbers, _) in enumerate(self._buckets) for number in numbers}
         self._leaves: list[nn.Parameter] = []
         self._missing: list[int] = []
+        self._next = 0
         self._travelling: list[tuple[Tensor, Tensor, Any]] = []
         self._exchanges = False
 
@@ -268,7 +270,7 @@ class Gradients:
         self._leaves = [leaves[parameter] for parameter in self.parameters]
         for leaf in self._leaves:
             leaf.grad = None
-        self._missing = [len(numbers) for numbers, _ in self._buckets]
+        self._missing, self._next = [len(numbers) for numbers, _ in self._buckets], 0
         self._exchanges, self.num_collectives = exchanges and self.world.communicates, 0
         # For one backward pass only: the model may be used, and trained by others, between two steps.
         hooks = [leaf.register_post_accumulate_grad_hook(self._arrival(n)) for n, leaf in enumerate(self._leaves)]
@@ -277,9 +279,8 @@ class Gradients:
         finally:
             for hook in hooks:
                 hook.remove()
-        for place, missing in enumerate(self._missing):
-            if missing:  # this batch did not use all of its parameters; those of other ranks may have
-                self._send(place)
+        while self._next < len(self._buckets):  # this batch did not use all parameters; those of other ranks may have
+            self._send_next()
         self.show()
 
     def wait(self) -> None:
@@ -311,14 +312,16 @@ class Gradients:
 
         def arrived(leaf: Tensor) -> None:
             self._missing[place] -= 1
-            if self._missing[place] == 0:
-                self._send(place)
+            while self._next < len(self._buckets) and self._missing[self._next] == 0:
+                self._send_next()
 
         return arrived
 
     @torch.no_grad()
-    def _send(self, place: int) -> None:
-        numbers, bucket = self._buckets[place]
+    def _send_next(self) -> None:
+        """In the order of the buckets, whatever arrives first: all ranks must send the same."""
+        numbers, bucket = self._buckets[self._next]
+        self._next += 1
         into, given = [], []
         for number in numbers:
             leaf, part = self._leaves[number], self.parts[number]

@@ -249,6 +249,9 @@ def _train(cfg: NestConfig, main: Main, command: Command, facts: RankFacts, fold
             agent.fail(error)
             if agent.has_monitor:
                 return NEEDS_A_PERSON  # the monitor has said what there is to say
+            if why := agent.why_killed(error):
+                log.error("nest-ssl: %s To resume: %s", why, settings["resume_command"])
+                return RESUMABLE
             failure = describe(facts.rank, error, [], agent.gpu)
             if not failure.is_lost_gpu:
                 raise

@@ -23,6 +23,7 @@ from torch.optim import Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from nest_ssl.fast.engine import Work
+from nest_ssl.modules import batch_norm
 from nest_ssl.training.metrics import EpochMeans, TokenCounts, count_tokens
 from nest_ssl.training.parallel import Gradients
 from nest_ssl.training.sharding import ShardedGradients, is_sharded
@@ -136,6 +137,7 @@ class TrainStep:
         engine.is_shared = world.size > 1
         engine.vote, engine.building = self._vote, watch.building
         self._num_votes = 0
+        self._has_logged = False
 
     @property
     def updates_in_graph(self) -> bool:
@@ -184,12 +186,14 @@ class TrainStep:
                 self.average.update(step + 1)
             if checked:
                 self._compare_weights(step)
+        self.watch.step_is_launched()
         self._stay_close(batch)
         return self.results
 
     def _run(self, updates: bool, num_utterances: int, predict: Predict) -> None:
         """What happens on the device. It may be captured: no value is read, and nothing that is made here is kept."""
         self.watch.step_begins_on_gpu()
+        of_norms = batch_norm.num_collectives
         predicted = predict()
         self.watch.backward_begins(predicted.loss.detach())
         scaled = predicted.loss * (self.gradients.share / self.accumulate)
@@ -199,6 +203,7 @@ class TrainStep:
         self.results.take(predicted)
         self.means.add("train_loss_epoch", self.results.loss, num_utterances)
         if updates:
+            self._log_collectives(batch_norm.num_collectives - of_norms)
             self.watch.enter(Stage.EXCHANGE)
             self.gradients.wait()
             if self.updates_in_graph:
@@ -228,6 +233,12 @@ class TrainStep:
         skip_gradient(self.optimizer, self._found_inf)
         with self._rates_on_device() if self.updates_in_graph else contextlib.nullcontext():
             self.optimizer.step()
+
+    def _log_collectives(self, of_norms: int) -> None:
+        of_gradients = self.gradients.num_collectives
+        if self.world.is_first and (of_norms or of_gradients) and not self._has_logged:
+            self._has_logged = True
+            log.info("A step has %d collectives for gradients and %d for batch norms.", of_gradients, of_norms)
 
     # ---- around the device's work ----
 

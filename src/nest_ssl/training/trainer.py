@@ -254,6 +254,70 @@ def _torch_settings(config: TrainerConfig) -> Iterator[None]:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
+def place_model(cfg: NestConfig, model: EncDecDenoiseMaskedTokenPredModel, world: World, watch: Watch) -> None:
+    """The model on its device, the same on every rank."""
+    config = cfg.trainer
+    model.to(world.device)
+    if config.sync_batchnorm and world.communicates:
+        synchronized = synchronize_batch_norms(model) > 0
+        if synchronized and world.is_first:
+            log.info(
+                "trainer.sync_batchnorm: all ranks meet twice per conformer layer in every step, and wait there "
+                "for the slowest; trainer.sync_batchnorm=false gives each rank its own statistics."
+            )
+    world.copy_from_first(model.state_dict().values())
+    if config.strategy_name == "fsdp" and world.size > 1:
+        shard(model)
+    watch.marks_gpu(world.device)
+    if watch.agent is not None:
+        mark_stages(model, lambda stage, part: watch.enter(stage, part))
+        watch.marks_gpu(world.device)
+    look_closer(cfg.debug, model, watch, world, cfg.watchdog.floor_s)
+
+
+def build_step(
+    cfg: NestConfig,
+    model: EncDecDenoiseMaskedTokenPredModel,
+    world: World,
+    watch: Watch,
+    total_steps: int | None,
+) -> TrainStep:
+    """The step of a run of `total_steps`, with its engine, optimizer, schedule and average; the model is placed."""
+    config, optim, exp = cfg.trainer, cfg.model.optim, cfg.exp_manager or ExperimentConfig()
+    precision = PRECISIONS[str(config.precision)]
+    scaler = torch.amp.GradScaler(world.device.type) if precision == "16-mixed" else None
+    sharded = config.strategy_name == "fsdp" and world.size > 1
+    no_graphs = "the weights are sharded" if sharded else None
+    if config.detect_anomaly:
+        no_graphs = "trainer.detect_anomaly looks at every operation"
+    engine = accelerate(
+        model,
+        compile=str(cfg.model.compile),
+        activation_budget=cfg.model.activation_budget,
+        autocast={"32": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}[precision],
+        no_graphs=no_graphs,
+    )
+    optimizer = build_optimizer(model, optim, loss_is_scaled=scaler is not None)
+    schedule = None
+    if optim.sched is not None:
+        schedule = build_schedule(optimizer, optim.sched, total_steps)
+    most = config.gradient_clip_val
+    return TrainStep(
+        model,
+        engine,
+        optimizer,
+        schedule,
+        world,
+        watch,
+        accumulate=config.accumulate_grad_batches,
+        clipping=Clipping(None if most is None else float(most), config.gradient_clip_algorithm == "value"),
+        scaler=scaler,
+        average=Average(exp.ema, model) if exp.ema.enable else None,
+        exchange_dtype=torch.bfloat16 if config.exchange_dtype == "bf16" else torch.float32,
+        check_every=cfg.debug.check_every_n_steps,
+    )
+
+
 @dataclass
 class Fit:
     """Puts together what the loop needs, on this rank, and runs it."""
@@ -273,7 +337,7 @@ class Fit:
         watch.enter(Stage.INIT, InitPart.COMPARE)
         compare_starts(cfg, world, self.folder.path, self.trainer.checkpoint)
         watch.enter(Stage.INIT, InitPart.MODEL)
-        self._place_model()
+        place_model(cfg, self.model, world, watch)
         watch.enter(Stage.INIT, InitPart.LOADERS)
         loader = self._loader("train_ds", cfg.model.train_ds, same_every_epoch=False)
         validation_loaders = self._validation_loaders()
@@ -335,61 +399,11 @@ class Fit:
 
     # ---- parts ----
 
-    def _place_model(self) -> None:
-        """The model on its device, the same on every rank."""
-        config, world, model = self.cfg.trainer, self.world, self.model
-        model.to(world.device)
-        if config.sync_batchnorm and world.communicates:
-            synchronized = synchronize_batch_norms(model) > 0
-            if synchronized and world.is_first:
-                log.info(
-                    "trainer.sync_batchnorm: all ranks meet twice per conformer layer in every step, and wait there "
-                    "for the slowest; trainer.sync_batchnorm=false gives each rank its own statistics."
-                )
-        world.copy_from_first(model.state_dict().values())
-        if config.strategy_name == "fsdp" and world.size > 1:
-            shard(model)
-        self.watch.marks_gpu(world.device)
-        if self.watch.agent is not None:
-            mark_stages(model, lambda stage, part: self.watch.enter(stage, part))
-            self.watch.marks_gpu(world.device)
-        look_closer(self.cfg.debug, model, self.watch, world, self.cfg.watchdog.floor_s)
-
     def _train_step(self, limits: Limits) -> TrainStep:
-        config, optim, model = self.cfg.trainer, self.cfg.model.optim, self.model
-        precision = PRECISIONS[str(config.precision)]
-        scaler = torch.amp.GradScaler(self.world.device.type) if precision == "16-mixed" else None
-        sharded = config.strategy_name == "fsdp" and self.world.size > 1
-        no_graphs = "the weights are sharded" if sharded else None
-        if config.detect_anomaly:
-            no_graphs = "trainer.detect_anomaly looks at every operation"
-        engine = accelerate(
-            model,
-            compile=str(self.cfg.model.compile),
-            activation_budget=self.cfg.model.activation_budget,
-            autocast={"32": None, "bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}[precision],
-            no_graphs=no_graphs,
-        )
-        engine.on_mismatch = self._report_mismatch
-        optimizer = build_optimizer(model, optim, loss_is_scaled=scaler is not None)
-        schedule = None
-        if optim.sched is not None:
-            schedule = build_schedule(optimizer, optim.sched, limits.total_steps(config.accumulate_grad_batches))
-        most = config.gradient_clip_val
-        return TrainStep(
-            model,
-            engine,
-            optimizer,
-            schedule,
-            self.world,
-            self.watch,
-            accumulate=config.accumulate_grad_batches,
-            clipping=Clipping(None if most is None else float(most), config.gradient_clip_algorithm == "value"),
-            scaler=scaler,
-            average=Average(self.exp.ema, model) if self.exp.ema.enable else None,
-            exchange_dtype=torch.bfloat16 if config.exchange_dtype == "bf16" else torch.float32,
-            check_every=self.cfg.debug.check_every_n_steps,
-        )
+        total_steps = limits.total_steps(self.cfg.trainer.accumulate_grad_batches)
+        step = build_step(self.cfg, self.model, self.world, self.watch, total_steps)
+        step.engine.on_mismatch = self._report_mismatch
+        return step
 
     def _report_mismatch(self, text: str) -> None:
         """A captured step was wrong: rank 0 writes it down where stalls and failures are written."""

@@ -104,7 +104,7 @@ class Watch:
 
     def marks_gpu(self, device: torch.device) -> None:
         """From now on a CUDA GPU reports its stages; before anything is captured."""
-        if self.agent is not None and device.type == "cuda":
+        if self.agent is not None and self.gpu is None and device.type == "cuda":
             self.gpu = GpuMarks.on(device, self.agent.beacon, self.agent.facts.local_rank)
 
     def training_begins(self, step: int) -> None:
@@ -122,8 +122,9 @@ class Watch:
 
     def forward_begins(self) -> None:
         """To be called right before a batch is launched, captured or not, on the stream that it is launched on."""
-        self.enter(Stage.ENCODER)  # the hooks say it more exactly, but a step that is one CUDA graph calls none
-        if self.gpu is not None and self.agent is not None:
+        if self.gpu is None or self.agent is None:
+            self.enter(Stage.ENCODER)  # the hooks say it more exactly, but a step that is one CUDA graph calls none
+        else:  # then the GPU says it, and its host is transferring until all is launched
             self.gpu.batch_begins(self.agent.mark.step)
 
     def step_begins_on_gpu(self) -> None:
@@ -157,10 +158,14 @@ class Watch:
         if self.trace is not None:
             self.trace.optimizer_begins(norm)
 
-    def step_is_done(self, step: int) -> None:
-        """A batch was trained on, or at least launched; `step` steps are done."""
+    def step_is_launched(self) -> None:
+        """The GPU has all of the batch; from here on the host may wait for it."""
         if self.gpu is not None:
             self.gpu.batch_is_launched()
+
+    def step_is_done(self, step: int) -> None:
+        """A batch was trained on, or at least launched; `step` steps are done."""
+        self.step_is_launched()
         if self.agent is not None:
             self.agent.mark.finish_step(step, counts=self._num_steps > 0 and self._is_usual)
             self._num_steps += 1

@@ -7,6 +7,7 @@ workers, or the rank when it has none.
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
 import faulthandler
 import json
@@ -28,6 +29,8 @@ from nest_ssl.watchdog.rank import FINISHED, RESUMABLE, RankFacts, RankState
 from nest_ssl.watchdog.report.evidence import fault_file
 from nest_ssl.watchdog.system import (
     DISK_ANSWERS_S,
+    LESS_MEMORY,
+    OomKiller,
     allow_inspection,
     die_with_parent,
     say,
@@ -63,6 +66,7 @@ class RankAgent:
         """Restart the monitor if it is gone; set in the rank that started it."""
         self.close: Callable[[], None] = lambda: None
         """Let `nest-ssl doctor` read how a run without a monitor ended, and remove its beacon."""
+        self.oom_killer = OomKiller()
         self._stack_file: Any = None
         self._pid = os.getpid()
 
@@ -144,11 +148,14 @@ class RankAgent:
             time.sleep(BEAT_EVERY_S)
 
     def _dump_collectives(self) -> None:
-        """Write torch's flight recorder as JSON; its pickled form cannot be read back for gloo."""
+        """Write torch's flight recorders as JSON; their pickled form cannot be read back for gloo."""
         try:
-            from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]
+            import torch._C._distributed_c10d as c10d
 
-            content = bytes(_dump_fr_trace_json())
+            # NCCL has a recorder of its own, in builds with CUDA.
+            dumps = [getattr(c10d, name, None) for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json")]
+            recorded: list[dict[str, Any]] = [json.loads(dump()) for dump in dumps if dump is not None]
+            content = json.dumps(dict(collections.ChainMap({"entries": flight.merged(recorded)}, *recorded))).encode()
         except (ImportError, RuntimeError) as error:  # a torch without it: blame goes by stages alone
             content = json.dumps({"error": str(error)}).encode()
         with (
@@ -166,6 +173,11 @@ class RankAgent:
         self.mark.state = RankState.FAILED
         if self.has_monitor:
             time.sleep(HOLD_S)
+
+    def why_killed(self, error: BaseException) -> str:
+        """Return what to say of a worker that the kernel's OOM killer has ended; where there is a monitor, it does."""
+        why = self.oom_killer.text() if "is killed by signal: Killed" in str(error) else ""
+        return f"{str(error).strip(' .')}: {why}. {LESS_MEMORY.capitalize()}." if why else ""
 
 
 class ReadReport:

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nest_ssl.watchdog.rank import RankState, Stage
-from nest_ssl.watchdog.system import birthmark, is_still
+from nest_ssl.watchdog.system import OomKiller, birthmark, is_still
 
 # ---- layout: header, GPU pages, rank slots, histograms, worker slots ----
 
@@ -43,7 +43,7 @@ INT32 = struct.Struct("<i")
 INT = struct.Struct("<q")
 UINT = struct.Struct("<Q")
 HEADER = struct.Struct("<8sIIII")  # magic, local ranks, first rank, workers per rank, world size
-EVIDENCE_REQUEST, STOP_STEP, STOP_SIGNAL, MONITOR_BEAT, OWNER, OUTCOME = 64, 72, 80, 88, 96, 104
+EVIDENCE_REQUEST, STOP_STEP, STOP_SIGNAL, MONITOR_BEAT, OWNER, OUTCOME, OOM_KILLS = 64, 72, 80, 88, 96, 104, 112
 
 RECORD = struct.Struct("<qiiQ")  # step, stage, part, since
 FACTS = struct.Struct("<qiiQQqQi")  # pid, state, stop signal, heartbeat, evidence given, exit status, steps, builds
@@ -185,6 +185,7 @@ class Beacon:
         os.replace(temporary, path)  # whoever finds the file finds all of it
         beacon = cls(path)
         INT.pack_into(beacon.map, OWNER, os.getpid())
+        INT.pack_into(beacon.map, OOM_KILLS, OomKiller().kills())
         beacon.stop_step = NO_STEP
         beacon.outcome = None
         for local_rank in range(local_ranks):
@@ -245,6 +246,11 @@ class Beacon:
     def owner(self) -> int:
         """The process that made the file."""
         return int(INT.unpack_from(self.map, OWNER)[0])
+
+    @property
+    def oom_kills_before(self) -> int:
+        """The kernel's count of processes that it has ended for lack of memory, when the file was made."""
+        return int(INT.unpack_from(self.map, OOM_KILLS)[0])
 
     @property
     def monitor_beat_ns(self) -> int:

@@ -153,7 +153,7 @@ class Monitor:
     def _stalled(self, verdict: Verdict) -> int | None:
         if self.settings.ends:
             return self._leave(exit_code_of(verdict), self._report(verdict), verdict)
-        key = (verdict.kind, tuple((row.rank, row.step, row.place) for row in verdict.culprits))
+        key = (verdict.kind, tuple((row.rank, row.step, verdict.place_of(row)) for row in verdict.culprits))
         if key not in self._reported:
             self._reported.add(key)
             self._report(verdict)
@@ -188,7 +188,7 @@ class Monitor:
             say(f"nest-ssl: {folder}: the evidence could not be written: {error.strerror or error}")
 
     def _leave(self, code: int, incident: str | None, verdict: Verdict | None) -> int:
-        fault = None if verdict is None else [verdict.kind, verdict.ranks, verdict.row.stage.label, verdict.row.step]
+        fault = None if verdict is None else [verdict.kind, verdict.ranks, verdict.stage.label, verdict.step]
         content: dict[str, Any] = {"exit_code": code, "incident": incident, "fault": fault}
         if self.leader is not None:
             self.leader.orders.end = content

@@ -17,10 +17,11 @@ from nest_ssl.watchdog.judge import flight
 from nest_ssl.watchdog.judge.blame import Verdict
 from nest_ssl.watchdog.judge.failure import Failure, read_failures
 from nest_ssl.watchdog.judge.flight import Flight
+from nest_ssl.watchdog.rank import RankState
 from nest_ssl.watchdog.report import evidence
 from nest_ssl.watchdog.report.status import Settings, write_status
 from nest_ssl.watchdog.rows import Limits, RankRow, RecentDurations, WorkerRow, local_rows
-from nest_ssl.watchdog.system import kill_all, wait_until_gone, within
+from nest_ssl.watchdog.system import OomKiller, kill_all, wait_until_gone, within
 
 EVIDENCE_WAIT_S = 0.6
 STATUS_EVERY_S = 2.0
@@ -41,6 +42,7 @@ class Node:
         self.beacon = Beacon(Path(settings.beacon))
         self.recent = RecentDurations(self.beacon)
         self._limits = Limits(settings.floor_s, settings.init_s)
+        self._oom_killer = OomKiller()
         self._stopped_since: dict[int, float] = {}
         self._gpu_since: dict[int, tuple[object, float]] = {}
         self._next_status = 0.0
@@ -54,6 +56,9 @@ class Node:
         stopped = {row.pid for row in rows if row.is_stopped}
         stopped |= {worker.pid for row in rows for worker in row.workers if worker.process in ("T", "t")}
         self._stopped_since = {pid: self._stopped_since.get(pid, now) for pid in stopped}
+        is_lost = any(row.state is RankState.FAILED or (row.is_gone and row.is_active) for row in rows)
+        oom_killer = self._oom_killer.text() if is_lost else ""
+        rows = [dataclasses.replace(row, oom_killer=oom_killer) for row in rows]
         return [self._with_gpu(self._with_stops(row, now), now) for row in rows]
 
     def _with_stops(self, row: RankRow, now: float) -> RankRow:

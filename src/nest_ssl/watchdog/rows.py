@@ -51,10 +51,16 @@ class GpuRow:
 
     @property
     def place(self) -> str:
-        """Where it is, in words: 'backward of step 12'."""
+        """Where it is: 'backward of step 12'."""
         if self.stage is Stage.END:
-            return f"front of the batch after step {self.step}" if self.is_busy else f"the end of step {self.step}"
+            return f"front of the batch after step {self.step}"
         return f"{self.stage.label} of step {self.step}"
+
+    def __str__(self) -> str:
+        """Return where it is, or that it has nothing to do."""
+        if self.is_busy:
+            return f"in {self.place}"
+        return f"done with {'' if self.stage is Stage.END else 'all it was given of '}step {self.step}"
 
     @classmethod
     def of(cls, gpu: GpuSlot, host: RankSlot, limit_s: float) -> GpuRow:
@@ -112,6 +118,8 @@ class RankRow:
     """The median time that recent steps spent in each stage."""
     gpu: GpuRow | None = None
     """None: its GPU does not report, or there is none."""
+    oom_killer: str = ""
+    """What the kernel's OOM killer did on its node; looked up only when a process is gone."""
 
     @property
     def is_gone(self) -> bool:
@@ -143,7 +151,7 @@ class RankRow:
     def to_json(self) -> dict[str, Any]:
         out = dataclasses.asdict(self)
         if self.gpu is not None:
-            out["gpu"] |= {"stage": self.gpu.stage.label, "place": self.gpu.place}
+            out["gpu"] |= {"stage": self.gpu.stage.label, "place": str(self.gpu)}
         return out | {"state": self.state.name.lower(), "stage": self.stage.label, "place": self.place}
 
     @classmethod

@@ -20,6 +20,9 @@ T = TypeVar("T")
 DISK_ANSWERS_S = 2.0
 """A disk that takes longer than this to look something up counts as not responding."""
 IS_LINUX = sys.platform.startswith("linux")
+KILLED = -9
+"""The exit status of a process that SIGKILL has ended; Windows does not know the signal."""
+LESS_MEMORY = "lower model.train_ds.num_workers, prefetch_factor or prefetch_gb, or give the job more memory"
 _PR_SET_PDEATHSIG, _PR_SET_PTRACER = 1, 0x59616D61
 
 PROCESS_STATES = {
@@ -202,6 +205,54 @@ def memory_facts() -> dict[str, str]:
         if line.startswith("oom_kill "):
             facts["oom_kill"] = line.split()[1]
     return facts
+
+
+class OomKiller:
+    """What the kernel's OOM killer has done since this was made, in this process's cgroup or on the whole machine.
+
+    `root` is where /proc and /sys are.
+    """
+
+    def __init__(self, root: str = "") -> None:
+        self._root = root
+        folders = self._cgroup_folders()
+        counters = [f"{folder}/{name}" for folder in folders for name in ("memory.events", "memory.oom_control")]
+        found = (path for path in (*counters, f"{root}/proc/vmstat") if self._count(path) is not None)
+        self._counter = next(found, None)
+        limits = [f"{folder}/{name}" for folder in folders for name in ("memory.max", "memory.limit_in_bytes")]
+        self._limit = next((path for path in limits if _read(path).strip().isdigit()), None)
+        self.before = self.kills()
+
+    def _cgroup_folders(self) -> list[str]:
+        """Return where the figures may be; a container sees its own cgroup as the root, under another path."""
+        folders = []
+        for line in _read(f"{self._root}/proc/self/cgroup").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers == "" or "memory" in controllers.split(","):
+                base = f"{self._root}/sys/fs/cgroup{'' if controllers == '' else '/memory'}"
+                folders += [f"{base}{path.rstrip('/')}", base]
+        return folders
+
+    def _count(self, path: str) -> int | None:
+        found = [line.split()[1] for line in _read(path).splitlines() if line.startswith("oom_kill ")]
+        return int(found[0]) if found else None
+
+    def kills(self) -> int:
+        return 0 if self._counter is None else self._count(self._counter) or 0
+
+    def text(self) -> str:
+        """Return what it did, and how much memory there is; an empty string if it did nothing."""
+        kills = self.kills() - self.before
+        if kills <= 0:
+            return ""
+        facts = dict(line.split(":", 1) for line in _read(f"{self._root}/proc/meminfo").splitlines() if ":" in line)
+        total_gb = int(facts.get("MemTotal", "0 kB").split()[0]) / 1e6
+        limit_gb = int(_read(self._limit)) / 1e9 if self._limit is not None else total_gb
+        limited = f", of which this job may use {limit_gb:.1f}" if limit_gb < total_gb else ""
+        return (
+            f"the kernel's OOM killer has ended {kills} process{'' if kills == 1 else 'es'} of this job; the host has "
+            f"{total_gb:.1f} GB of memory{limited}"
+        )
 
 
 def _read(path: str) -> str:

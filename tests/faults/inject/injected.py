@@ -16,12 +16,16 @@ import torch
 
 from nest_ssl.data.batch.loader import PlanSampler
 from nest_ssl.data.sources.files import AudioNoiseDataset
+from nest_ssl.fast.engine import Engine
+from nest_ssl.fast.graphs import Graphs
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
 from nest_ssl.modules import AudioToMelSpectrogramPreprocessor, ConformerEncoder
 from nest_ssl.modules.conformer import ConformerLayer
 from nest_ssl.training.loop import Loop
 from nest_ssl.training.step import TrainStep
 from nest_ssl.training.validation import Validation
+from nest_ssl.training.watching import Watch
+from nest_ssl.watchdog.rank import Stage
 
 FOREVER_S = 3600.0
 
@@ -72,13 +76,24 @@ def lose_gpu() -> None:
 
 
 def extra_all_reduce() -> None:
-    torch.distributed.all_reduce(torch.ones(7))
+    torch.distributed.all_reduce(torch.ones(7, device="cuda" if torch.distributed.get_backend() == "nccl" else "cpu"))
 
 
-ACTS: dict[str, Callable[[], None]] = {
-    act.__name__: act
-    for act in (sleep, spin, hold_the_gil, kill, freeze, fail, run_out_of_memory, lose_gpu, extra_all_reduce)
-}
+def allocate_nothing_more() -> None:
+    """Let the next memory that the GPU is asked for be too much."""
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(1e-6)
+
+
+def fail_to_capture() -> None:
+    raise RuntimeError("an operation that cannot be captured")
+
+
+FAULTS = (
+    *(sleep, spin, hold_the_gil, kill, freeze, fail, run_out_of_memory, lose_gpu, extra_all_reduce),
+    *(allocate_nothing_more, fail_to_capture),
+)
+ACTS: dict[str, Callable[[], None]] = {act.__name__: act for act in FAULTS}
 
 
 def before(owner: Any, name: str, act: Callable[..., Any]) -> None:
@@ -151,6 +166,9 @@ PLACES: dict[str, Callable[[Callable[[], None]], None]] = {
     "validation": lambda act: before(ConformerEncoder, "forward", act),
     "preprocessor": lambda act: before(AudioToMelSpectrogramPreprocessor, "forward", act),
     "optimizer": lambda act: before(importlib.import_module("torch.optim.adam"), "adam", act),
+    "step": lambda act: before(TrainStep, "__call__", act),
+    "launch": lambda act: before(Engine, "_launch", act),
+    "capture": lambda act: before(Graphs, "capture", act),
     "layer_1": _in_layer_1,
     "backward": _in_backward,
 }
@@ -271,10 +289,62 @@ def list_collectives(step: int) -> None:
     before(Loop, "_note_metrics", dump)
 
 
+def gpu_spins(where: Stage) -> Callable[[int], None]:
+    """Return a fault that has the GPU enter a kernel that does not end, in a stage of a step that may be captured."""
+    return lambda step: _install_spinning(where, step)
+
+
+def _install_spinning(where: Stage, step: int) -> None:
+    from spinning import spin_while  # type: ignore[import-not-found]  # needs Triton
+
+    flags: list[torch.Tensor] = []
+
+    def begin() -> None:
+        flags[0].fill_(1)
+
+    set_flag = once_at(step, begin)
+
+    def prepare(self: TrainStep, *args: Any, **kwargs: Any) -> None:
+        if not flags:  # outside the step, whose memory is not kept
+            flags.append(torch.zeros(1, dtype=torch.int32, device="cuda"))
+        set_flag()
+
+    real = Watch.enter
+
+    def enter(self: Watch, stage: Stage, part: int = 0) -> None:
+        real(self, stage, part)
+        if stage is where and not self.validates:
+            spin_while[(1,)](flags[0], num_warps=1)
+
+    Watch.enter = enter  # type: ignore[method-assign]
+    before(TrainStep, "__call__", prepare)
+
+
+def other_graph(step: int) -> None:
+    """Replay, once, the graph of a batch that does not update in place of one that does: it has no exchange."""
+    real, done = Graphs.find, False
+
+    def find(self: Graphs, key: Any) -> Any:
+        nonlocal done
+        batch_size, num_samples, ((updates, count), context) = key
+        other = real(self, (batch_size, num_samples, ((False, count), context)))
+        if done or not updates or Now.step < step or other is None:
+            return real(self, key)
+        done = True
+        note()
+        return other
+
+    Graphs.find = find  # type: ignore[method-assign]
+
+
 SPECIAL: dict[str, Callable[[int], None]] = {
+    "gpu_spins:backward": gpu_spins(Stage.BACKWARD),
+    "gpu_spins:exchange": gpu_spins(Stage.EXCHANGE),
+    "other_graph": other_graph,
     "slow_rank": slow_rank,
     "loader:kill": in_the_loader(kill),
     "loader:freeze": in_the_loader(freeze),
+    "loader:sleep": in_the_loader(sleep),
     "nan_batch": nan_batch,
     "one_batch_short": one_batch_short,
     "joins_late": joins_late,

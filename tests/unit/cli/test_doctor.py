@@ -13,7 +13,7 @@ from nest_ssl.cli.main import app
 from nest_ssl.config import compose
 from nest_ssl.launch import machine_check
 from nest_ssl.launch.machine_check import BAD, GOOD, Finding, check_machine
-from nest_ssl.watchdog.beacon import Beacon, RankMark, WorkerMark
+from nest_ssl.watchdog.beacon import WORD, Beacon, GpuLog, RankMark, WorkerMark
 from nest_ssl.watchdog.rank import FIRST_LAYER, RankState, Stage
 from nest_ssl.watchdog.report.status import explain_run, write_status
 from nest_ssl.watchdog.rows import Limits, local_rows
@@ -41,6 +41,20 @@ def test_a_live_run_is_read_from_its_beacon(run_dir: Path) -> None:
     assert "alive, at step 7" in result.output
     assert "encoder layer 1" in result.output
     assert "/data/7.wav" in result.output
+
+
+def test_the_stage_of_the_gpu_is_shown_next_to_its_hosts(run_dir: Path) -> None:
+    beacon = Beacon(run_dir.parent / "beacon")
+    log = GpuLog(beacon, 0)
+    log.begins(5)
+    log.is_launched()
+    for stage, words in (
+        (Stage.EXCHANGE, "encoder layer 1; GPU in exchange of step 5"),
+        (Stage.END, "GPU done with step 5"),
+    ):
+        WORD.pack_into(beacon.map, beacon.gpu_at(0), log.batch << 8 | stage)
+        result = CliRunner().invoke(app, ["doctor", str(run_dir)], env={"COLUMNS": "200"})
+        assert words in result.output
 
 
 def test_a_rank_that_is_late_is_reported_before_anything_is_ended(run_dir: Path) -> None:

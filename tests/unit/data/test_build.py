@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -125,3 +127,28 @@ def test_without_lhotse_the_key_and_the_command_to_install_it_are_named(
     with pytest.raises(ValueError, match=message):
         LhotseAudioNoiseDataset(sample_rate=RATE)
     lhotse_source._lhotse.cache_clear()
+
+
+def test_the_shapes_of_a_run_are_logged_or_why_there_are_none(
+    corpus: Corpus, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = [{"audio_filepath": str(corpus.folder / f"speech_{i}.wav")} for i in range(4)]
+    unknown = str(write_manifest(tmp_path / "m.jsonl", lines))
+    longest = f"{int(max(corpus.durations_s) * 100) / 100 + 0.01:.2f} s"
+    for changed, world_size, expected in (
+        ({}, 1, f"to 4 x {longest}"),
+        ({"batch_size": 22}, 1, f"batches are 22 x {longest}"),
+        ({"manifest_filepath": unknown}, 2, r"not every duration is known\): no CUDA graphs .* 'nest-ssl prepare'"),
+        (
+            {"use_bucketing": True, "bucketing_strategy": "fully_randomized"},
+            2,
+            "its own bucket.* bucketing_strategy=synced_randomized",
+        ),
+    ):
+        caplog.clear()
+        with caplog.at_level(logging.INFO):
+            loaders = [build_loader(corpus.config(**changed), rank=r, world_size=world_size) for r in range(world_size)]
+        (line,) = [message for message in caplog.messages if message.startswith("batches")]
+        assert re.search(expected, line), line
+        planned = [spec.num_samples for loader in loaders for spec in loader.batches]
+        assert all(n is None for n in planned) == (loaders[0].shapes() == [])

@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from nest_ssl.modules.batch_norm import SynchronizedBatchNorm, synchronize_batch_norms
 from nest_ssl.training import parallel
 from nest_ssl.training.parallel import (
     ASK_EVERY_N_STEPS,
     FirstRanksClock,
-    GradientExchange,
-    SynchronizedBatchNorm,
+    Gradients,
     World,
-    synchronize_batch_norms,
 )
 from tests.helpers import tiny_model
 from tests.ranks import on_ranks
@@ -55,7 +54,11 @@ def make_norm(kind: type[nn.BatchNorm1d]) -> nn.BatchNorm1d:
 
 
 def synchronized(world: World) -> dict[str, Any]:
-    return normalize(make_norm(SynchronizedBatchNorm), [batch_of(world.rank)])
+    parent = nn.Sequential(make_norm(nn.BatchNorm1d))
+    synchronize_batch_norms(parent)
+    norm = parent[0]
+    assert isinstance(norm, SynchronizedBatchNorm)
+    return normalize(norm, [batch_of(world.rank)])
 
 
 def test_a_synchronised_batch_norm_is_that_of_the_whole_batch() -> None:
@@ -83,20 +86,56 @@ def test_synchronising_changes_neither_names_nor_values() -> None:
     norm(torch.randn(2, norm.num_features, 4))  # without a process group
 
 
-def averaged(world: World, bucket_bytes: int) -> list[Tensor]:
+def averaged(world: World, bucket_bytes: int, adds: bool, travels_as: torch.dtype) -> dict[str, Any]:
+    """Two backward passes; rank 1 does not use the second parameter."""
     parallel.BUCKET_BYTES = bucket_bytes
     parameters = [nn.Parameter(torch.zeros(size)) for size in (3, 5, 2)]
-    for number, parameter in enumerate(parameters):
-        if (number, world.rank) != (1, 1):  # rank 1 did not use the second
-            parameter.grad = torch.full_like(parameter, float(world.rank + number))
-    GradientExchange(parameters, world).average()
-    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+    gradients = Gradients(parameters, world, adds=adds, travels_as=travels_as)
+    gradients.begin()
+    for exchanges in (False, True):
+        used = [p.sum() * (world.rank + n) for n, p in enumerate(parameters) if (n, world.rank) != (1, 1)]
+        gradients.backward(torch.stack(used).sum() * gradients.share, {p: p for p in parameters}, exchanges=exchanges)
+    gradients.wait()
+    return {
+        "found": [parameter.grad.tolist() for parameter in parameters if parameter.grad is not None],
+        "norm": float(gradients.norm()),
+        "num_buckets": gradients.num_buckets,
+        "num_collectives": gradients.num_collectives,
+        "num_hooks": sum(len(p._post_accumulate_grad_hooks or ()) for p in parameters),
+    }
 
 
-@pytest.mark.parametrize("bucket_bytes", [1, 1000])
-def test_gradients_are_averaged_in_buckets_of_any_size(bucket_bytes: int) -> None:
-    for gradients in on_ranks(averaged, 2, bucket_bytes):
-        assert [gradient.tolist() for gradient in gradients] == [[0.5] * 3, [0.5] * 5, [2.5] * 2]
+@pytest.mark.parametrize(("bucket_bytes", "num_buckets"), [(1, 3), (1000, 1)])
+@pytest.mark.parametrize("adds", [True, False])
+@pytest.mark.parametrize("travels_as", [torch.float32, torch.bfloat16])
+def test_gradients_are_averaged_in_buckets_of_any_size(
+    bucket_bytes: int, num_buckets: int, adds: bool, travels_as: torch.dtype
+) -> None:
+    times = 2 if adds else 1
+    for one in on_ranks(averaged, 2, bucket_bytes, adds, travels_as):
+        assert one["found"] == [[0.5 * times] * 3, [0.5 * times] * 5, [2.5 * times] * 2]
+        assert one["norm"] == pytest.approx(times * (0.25 * 3 + 0.25 * 5 + 6.25 * 2) ** 0.5)
+        assert one["num_buckets"] == one["num_collectives"] == num_buckets
+        assert one["num_hooks"] == 0  # the model may be used by others between two steps
+
+
+def voted(world: World) -> list[str]:
+    return [*world.votes("first", f"rank {world.rank}"), *world.votes("second", "same")]
+
+
+def test_all_ranks_hear_what_each_has_said() -> None:
+    assert on_ranks(voted, 2) == [["rank 0", "rank 1", "same", "same"]] * 2
+    assert World().votes("alone", "yes") == ["yes"]
+
+
+def copied(world: World) -> list[Any]:
+    mixed = [torch.full((3,), float(world.rank)), torch.tensor(world.rank), torch.full((2, 2), 1.0 + world.rank)]
+    world.copy_from_first(mixed)
+    return [tensor.tolist() for tensor in mixed]
+
+
+def test_every_rank_gets_the_first_ranks_values() -> None:
+    assert on_ranks(copied, 2) == [[[0.0] * 3, 0, [[1.0, 1.0]] * 2]] * 2
 
 
 def clock(world: World, first_step: int) -> dict[int, int]:

@@ -9,7 +9,7 @@ from typing import Any
 from nest_ssl.watchdog.judge.flight import Collective, Flight
 from nest_ssl.watchdog.rank import RankState, Stage
 from nest_ssl.watchdog.report.status import Settings
-from nest_ssl.watchdog.rows import RankRow, WorkerRow
+from nest_ssl.watchdog.rows import GpuRow, RankRow, WorkerRow
 
 FLOOR_S = 3.0
 
@@ -50,6 +50,13 @@ def row(rank: int, stage: Stage = Stage.BACKWARD, in_stage_s: float = 4.0, **oth
         "patience_s": FLOOR_S,
     }
     return RankRow(rank=rank, stage=stage, in_stage_s=in_stage_s, **(values | other))
+
+
+def gpu(batch: int, stage: Stage, in_stage_s: float = 4.0, *, launched: int = 9, **other: Any) -> GpuRow:
+    """Return a GPU in `stage` of batch number `batch`, which is step `batch` too; busy unless it has done them all."""
+    is_busy = (batch, stage) != (launched, Stage.END)
+    values: dict[str, Any] = {"step": batch, "launched": launched, "is_busy": is_busy, "limit_s": FLOOR_S}
+    return GpuRow(batch, stage, in_stage_s=in_stage_s, **(values | other))
 
 
 def worker(**other: Any) -> WorkerRow:

@@ -12,7 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from nest_ssl.launch.launcher import make_beacon_folder
+from nest_ssl.launch.ranks import ALONE
+from nest_ssl.watchdog.agent import RankAgent
+from nest_ssl.watchdog.beacon import INT, OWNER, Beacon, RankMark
+from nest_ssl.watchdog.rank import Stage
 from nest_ssl.watchdog.report.status import explain_run
+from nest_ssl.watchdog.system import OomKiller
 from tests.unit.watchdog.facts import hear_all_signals
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals and /proc of Linux")
@@ -90,3 +96,38 @@ def test_a_finished_run_stays_finished_if_a_signal_comes_while_it_reports(tmp_pa
     assert ask_to_stop(process, signal.SIGINT) == "nest-ssl: SIGINT: stopped; the run had finished\n"
     assert process.returncode == 0
     assert explain_run(tmp_path).verdict == "finished"
+
+
+def test_a_worker_that_the_oom_killer_has_ended_is_explained_without_a_monitor_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beacon = Beacon.create(tmp_path / "beacon", local_ranks=1, first_rank=0, world_size=1, workers_per_rank=1)
+    agent = RankAgent(ALONE, beacon, has_monitor=False)
+    killed = RuntimeError("DataLoader worker (pid 12) is killed by signal: Killed. ")
+    assert agent.why_killed(killed) == ""  # by whomever
+    monkeypatch.setattr(agent.oom_killer, "text", lambda: "the kernel's OOM killer has ended 1 process")
+    assert agent.why_killed(ValueError("a bug")) == ""
+    assert agent.why_killed(killed) == (
+        "DataLoader worker (pid 12) is killed by signal: Killed: the kernel's OOM killer has ended 1 process. Lower "
+        "model.train_ds.num_workers, prefetch_factor or prefetch_gb, or give the job more memory."
+    )
+
+
+def test_a_lone_run_that_the_oom_killer_has_ended_is_reported_by_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("nest_ssl.launch.launcher.shared_memory_folder", lambda: tmp_path)
+    monkeypatch.setattr(OomKiller, "kills", lambda self: 3)
+    folder = make_beacon_folder("single-1")
+    beacon = Beacon.create(folder / "beacon", local_ranks=1, first_rank=0, world_size=1, workers_per_rank=1)
+    mark = RankMark(beacon, 0)
+    mark.take()
+    mark.finish_step(12)
+    mark.enter(Stage.DATA)
+    INT.pack_into(beacon.map, OWNER, 2**22 + 1)  # no process has such a pid
+    monkeypatch.setattr(OomKiller, "kills", lambda self: 4)
+    make_beacon_folder("single-2")
+    said = capsys.readouterr().err
+    assert f"process {os.getpid()}, an earlier run, was killed in data of step 12: the kernel's OOM killer" in said
+    assert "Lower model.train_ds.num_workers" in said
+    assert not folder.exists()

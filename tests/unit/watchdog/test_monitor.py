@@ -15,6 +15,9 @@ from nest_ssl.watchdog.judge.blame import Verdict, judge_stalled
 from nest_ssl.watchdog.monitor import Monitor
 from nest_ssl.watchdog.rank import InitPart, Stage
 from nest_ssl.watchdog.rows import RankRow
+from tests.unit.launch.test_launcher import FLOOR_S as JOB_FLOOR_S
+from tests.unit.launch.test_launcher import incident, job
+from tests.unit.launch.test_launcher import run as launched
 from tests.unit.watchdog.facts import FLOOR_S, calls, row
 
 LONG = [row(rank, Stage.VALIDATION, 3.9) for rank in (0, 1)]
@@ -77,6 +80,32 @@ def test_a_report_that_fails_does_not_prevent_the_job_from_being_ended(
     assert "no answer within 0.2 s" in said
     assert "division by zero" in said
     assert said.count("rank 1 died") == 2
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals and /proc of Linux")
+@pytest.mark.parametrize(
+    ("behaviours", "kind", "ranks", "stage", "words"),
+    [
+        (["ok", "ok", "late"], "host-late", [2], "data", "the GPU is done with step 19 and waits for more"),
+        (["ok", "stuck", "ok"], "gpu-stuck", [1], "backward", "the GPU has been in backward of step 19 for"),
+        (["torn"] * 3, "gpu-unfinished", [0, 1, 2], "exchange", "all GPUs have been in exchange of step 19 for"),
+    ],
+)
+def test_ranks_whose_gpus_report_are_judged_by_that(
+    tmp_path: Path, behaviours: list[str], kind: str, ranks: list[int], stage: str, words: str
+) -> None:
+    """The launcher, the monitor and three ranks with fake GPUs, whose hosts wait for them in the same stage."""
+    command = [sys.executable, str(Path(__file__).with_name("fake_gpu_rank.py")), *behaviours]
+    code, said = launched(job(tmp_path, *behaviours, command=command))
+    assert code == 75, said
+    found = incident(tmp_path)
+    assert (found["kind"], found["ranks"], found["stage"]) == (kind, ranks, stage), found["text"]
+    assert words in found["cause"]
+    others = set(range(3)) - set(ranks)
+    assert found["waiting"] == {
+        str(rank): f"exchange of step {20 if kind == 'host-late' else 19} on the GPU" for rank in others
+    }
+    assert JOB_FLOOR_S <= found["stalled_s"] < JOB_FLOOR_S + 2
 
 
 def test_the_monitor_needs_no_torch() -> None:

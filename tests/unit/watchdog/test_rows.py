@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nest_ssl.watchdog.beacon import Beacon, RankMark, WorkerMark
+from nest_ssl.watchdog.beacon import WORD, Beacon, GpuLog, RankMark, WorkerMark
 from nest_ssl.watchdog.judge.blame import is_suspicious
 from nest_ssl.watchdog.rank import Stage
 from nest_ssl.watchdog.rows import Limits, RankRow, local_rows
@@ -44,6 +44,66 @@ def test_rows_travel_as_json(beacon: Beacon) -> None:
     assert RankRow.from_json(first.to_json()) == first
     assert first.node == 2
     assert [worker.path for worker in first.workers] == ["/a.wav"]
+
+
+def test_a_rank_that_compiles_or_captures_may_take_as_long_as_a_start(beacon: Beacon) -> None:
+    mark = RankMark(beacon, 0)
+    mark.take()
+    mark.enter(Stage.TRANSFER)
+    mark.finish_step(1)
+    mark.builds = True
+    assert local_rows(beacon, Limits(3.0, 60.0), 0)[0].limit_s == 60.0
+    mark.builds = False
+    assert local_rows(beacon, Limits(3.0, 60.0), 0)[0].limit_s == 3.0
+
+
+def write_word(beacon: Beacon, batch: int, stage: Stage) -> None:
+    """Do what the GPU of the first rank does."""
+    WORD.pack_into(beacon.map, beacon.gpu_at(0), batch << 8 | stage)
+
+
+@pytest.mark.parametrize(
+    ("batch", "stage", "host", "is_busy"),
+    [
+        (2, Stage.BACKWARD, Stage.DATA, True),  # two are launched
+        (1, Stage.END, Stage.DATA, True),
+        (2, Stage.END, Stage.DATA, False),
+        (3, Stage.ENCODER, Stage.BACKWARD, True),  # the third is launched bit by bit: backward is next
+        (3, Stage.ENCODER, Stage.ENCODER, False),
+        (3, Stage.EXCHANGE, Stage.TRANSFER, True),  # or all at once, a moment ago
+        (3, Stage.END, Stage.TRANSFER, False),
+    ],
+)
+def test_a_gpu_is_busy_until_it_has_done_what_its_host_has_launched(
+    beacon: Beacon, batch: int, stage: Stage, host: Stage, is_busy: bool
+) -> None:
+    log, mark = GpuLog(beacon, 0), RankMark(beacon, 0)
+    mark.take()
+    for step in (10, 11):
+        log.begins(step)
+        log.is_launched()
+    log.begins(12)
+    mark.enter(host)
+    write_word(beacon, batch, stage)
+    first, second = local_rows(beacon, Limits(3.0, 60.0), 0)
+    assert first.gpu is not None
+    assert (first.gpu.is_busy, first.gpu.step, first.gpu.launched) == (is_busy, 9 + batch, 2)
+    assert first.gpu.limit_s == 60.0  # the first step
+    assert second.gpu is None
+    assert RankRow.from_json(first.to_json()) == first
+
+
+def test_a_gpu_may_take_as_long_as_the_longest_stage_of_its_host(beacon: Beacon) -> None:
+    mark = RankMark(beacon, 0)
+    mark.take()
+    mark._spent_ns[Stage.DATA] = 9_000_000_000
+    mark._spent_ns[Stage.TRANSFER] = 2_000_000_000
+    mark.finish_step(1)
+    GpuLog(beacon, 0).begins(1)
+    write_word(beacon, 1, Stage.EXCHANGE)
+    row = local_rows(beacon, Limits(3.0, 60.0), 0)[0]
+    assert row.gpu is not None
+    assert 10.0 <= row.gpu.limit_s <= 12.5
 
 
 def test_a_slot_is_ignored_once_another_process_has_its_pid(beacon: Beacon) -> None:

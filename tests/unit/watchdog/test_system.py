@@ -6,10 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from nest_ssl.watchdog.system import say
+from nest_ssl.watchdog.system import OomKiller, say
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals and /proc of Linux")
@@ -38,3 +39,39 @@ def test_a_signal_handler_can_print_even_if_it_interrupted_another_print(
     monkeypatch.setattr("builtins.print", refuse)
     say("nest-ssl: SIGTERM: stopped")
     assert capfd.readouterr().err == "nest-ssl: SIGTERM: stopped\n"
+
+
+def kernel(root: Path, version: int, kills: int) -> None:
+    """Write what the kernel shows of a job in cgroup /job."""
+    folder = root / "sys/fs/cgroup" / ("job" if version == 2 else "memory/job")
+    for path in (root / "proc/self", folder):
+        path.mkdir(parents=True, exist_ok=True)
+    (root / "proc/self/cgroup").write_text("0::/job\n" if version == 2 else "5:cpu:/\n4:memory:/job\n0::/\n")
+    (root / "proc/meminfo").write_text("MemTotal:       64000000 kB\nMemFree: 1 kB\n")
+    (root / "proc/vmstat").write_text("nr_free_pages 7\noom_kill 99\n")  # of other jobs
+    if version == 2:
+        (folder / "memory.events").write_text(f"low 0\noom 5\noom_kill {kills}\noom_group_kill 0\n")
+        (folder / "memory.max").write_text("max\n")
+    else:
+        (folder / "memory.oom_control").write_text(f"oom_kill_disable 0\nunder_oom 0\noom_kill {kills}\n")
+        (folder / "memory.limit_in_bytes").write_text("32000000000\n")
+
+
+@pytest.mark.parametrize(("version", "limit"), [(2, ""), (1, ", of which this job may use 32.0")])
+def test_what_the_oom_killer_did_to_this_job_is_told(tmp_path: Path, version: int, limit: str) -> None:
+    kernel(tmp_path, version, 3)
+    oom_killer = OomKiller(str(tmp_path))
+    assert oom_killer.text() == ""
+    kernel(tmp_path, version, 4)
+    assert oom_killer.text() == (
+        f"the kernel's OOM killer has ended 1 process of this job; the host has 64.0 GB of memory{limit}"
+    )
+
+
+def test_without_cgroups_the_machine_is_asked_and_without_either_nothing_is_known(tmp_path: Path) -> None:
+    assert OomKiller(str(tmp_path)).text() == ""
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/vmstat").write_text("oom_kill 1\n")
+    oom_killer = OomKiller(str(tmp_path))
+    (tmp_path / "proc/vmstat").write_text("oom_kill 3\n")
+    assert "ended 2 processes" in oom_killer.text()

@@ -99,11 +99,13 @@ class SpeakerNoiseAugmentation:
         if batch.audio is None or batch.audio_len is None or batch.noise is None or batch.noise_len is None:
             raise ValueError("augmentation needs audio, audio_len, noise and noise_len")
         noise_rows = _rows(batch.noise, batch.noise_len)
-        return self.augment(batch, noise_rows.__getitem__, generators=per_utterance(generator, len(noise_rows)))
+        generators = per_utterance(generator, len(noise_rows))
+        return self.augment(batch, _rows(batch.audio, batch.audio_len), noise_rows.__getitem__, generators=generators)
 
     def augment(
         self,
         batch: AudioNoiseBatch,
+        audio_rows: Sequence[Samples],
         noise_of: Callable[[int], Samples],
         *,
         generators: Sequence[np.random.Generator],
@@ -112,11 +114,10 @@ class SpeakerNoiseAugmentation:
     ) -> AudioNoiseBatch:
         """Do what calling it does, but with `noise_of(i)`, called only where noise is used, as `batch.noise[i]`.
 
-        `for_each` may process utterances in parallel if no two share a generator.
+        `audio_rows` are the utterances without padding, in float32 even if the batch has them as int16. `for_each` may
+        process utterances in parallel if no two share a generator.
         """
         assert batch.audio is not None
-        assert batch.audio_len is not None
-        audio_rows = _rows(batch.audio, batch.audio_len)
         noise = empty(*batch.audio.shape)
         noise_rows = noise.numpy()
 

@@ -6,8 +6,9 @@ import json
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from nest_ssl.data.batch.collate import AudioNoiseBatch, BadDataError, BadFile, keep_blocks
-from nest_ssl.data.plan.batches import BatchSpec, Plan
+from nest_ssl.data.plan.batches import BatchSpec, Plan, Shape
 from nest_ssl.freed_memory import give_back_freed_memory
 
 log = logging.getLogger(__name__)
@@ -24,6 +25,8 @@ MIN_UTTERANCES = 1000
 """Where an epoch's length is unknown (lhotse, endless), the share is of at least this many utterances."""
 MAX_NAMED = 10
 """Files named in the log; the others are only in the run's list."""
+TORCH_PREFETCH = 2
+"""What torch's DataLoader prefetches per worker if nothing is set."""
 
 
 class BatchSampler(Sampler[Any], ABC):
@@ -48,6 +51,18 @@ class BatchSampler(Sampler[Any], ABC):
 
     @abstractmethod
     def utterances_per_epoch(self) -> int | None: ...
+
+    @abstractmethod
+    def shapes(self) -> list[Shape]:
+        """Return all shapes of a run that are planned; none if durations are unknown or batch sizes differ."""
+
+    @abstractmethod
+    def largest_batch(self) -> int | None:
+        """Return the samples of the largest batch, with padding; None if unknown."""
+
+    def num_sizes_without_shape(self) -> int:
+        """Return the number of batch sizes for which MAX_SHAPES has no room."""
+        return 0
 
 
 class PlanSampler(BatchSampler):
@@ -75,6 +90,36 @@ class PlanSampler(BatchSampler):
 
     def utterances_per_epoch(self) -> int | None:
         return self.plan.utterances_per_epoch
+
+    def shapes(self) -> list[Shape]:
+        return self.plan.shapes()
+
+    def largest_batch(self) -> int | None:
+        return None if self.plan.step_shapes is None else self.plan.step_shapes.largest()
+
+    def num_sizes_without_shape(self) -> int:
+        return 0 if self.plan.step_shapes is None else self.plan.step_shapes.num_sizes_left_out
+
+
+@dataclass(frozen=True)
+class Prefetch:
+    """How much is prepared ahead: batches = workers x factor."""
+
+    num_workers: int
+    factor: int | None = None
+    """None: torch's."""
+
+    def bounded(self, batch_bytes: int, max_bytes: float) -> Prefetch:
+        """Return what keeps within `max_bytes`: first fewer batches per worker, then fewer workers; one batch at least.
+
+        Unchanged if it fits.
+        """
+        per_worker = TORCH_PREFETCH if self.factor is None else self.factor
+        if self.num_workers * per_worker * batch_bytes <= max_bytes:
+            return self
+        num_batches = max(1, int(max_bytes // batch_bytes))
+        num_workers = min(self.num_workers, num_batches)
+        return Prefetch(num_workers, max(1, min(per_worker, num_batches // num_workers)))
 
 
 class PlannedLoader(DataLoader[AudioNoiseBatch]):
@@ -113,10 +158,14 @@ class PlannedLoader(DataLoader[AudioNoiseBatch]):
         )
         self._next_batch = 0
 
-    @property
+    @cached_property
     def plan_hash(self) -> str:
         """The plan's hash, which the ranks compare before the first step."""
         return self.batches.plan_hash()
+
+    def shapes(self) -> list[Shape]:
+        """Return all shapes that the batches of a run can have, if the plan decides them; equal on all ranks."""
+        return self.batches.shapes()
 
     def set_epoch(self, epoch: int) -> None:
         self.batches.set_epoch(epoch)
@@ -130,9 +179,11 @@ class PlannedLoader(DataLoader[AudioNoiseBatch]):
         for batch in super().__iter__():
             self._next_batch += 1
             assert batch.audio is not None
-            self.bad_data.record(len(batch.audio), batch.bad_files)
+            self.bad_data.record(len(batch.audio), batch.bad_files, batch.cropped_files)
             yield batch
         self._next_batch = 0
+        if self.bad_data.num_bad["cropped"]:
+            log.warning("%s", self.bad_data.cropped())
 
     def start_at(self, epoch: int, batch: int) -> None:
         """Start the next iteration at batch `batch` of `epoch`, or at the next epoch if there is no such batch."""
@@ -181,22 +232,36 @@ class BadDataLog:
         self.num_read = 0
         """Utterances of this epoch so far."""
         self.num_bad: Counter[str] = Counter()
-        """Counts of this epoch by kind: utterances replaced, noise drawn again, utterances left without noise."""
+        """Counts of this epoch by kind: utterances replaced, noise drawn again, utterances left without noise, and
+        utterances cropped."""
         self.files: dict[str, BadFile] = {}
         """Every bad file of the run, by path."""
+        self.first_cropped: str | None = None
 
     def start_epoch(self, epoch: int) -> None:
         self.epoch, self.num_read, self.num_bad = epoch, 0, Counter()
 
-    def record(self, num_utterances: int, bad_files: list[BadFile]) -> None:
+    def record(self, num_utterances: int, bad_files: list[BadFile], cropped_files: Sequence[str] = ()) -> None:
         """Count a batch. Raises BadDataError if the epoch's share of bad utterances is too high."""
         self.num_read += num_utterances
+        if cropped_files:
+            self._count_cropped(cropped_files)
         for bad in bad_files:
             self.num_bad[bad.kind] += not bad.stand_in
             if bad.kind != "no-noise" and bad.audio_filepath not in self.files:
                 self._name(bad)
         if bad_files:
             self._stop_if_too_many()
+
+    def _count_cropped(self, files: Sequence[str]) -> None:
+        self.num_bad["cropped"] += len(files)
+        if self.first_cropped is None:
+            self.first_cropped = files[0]
+            log.warning(
+                "%s: longer than the batches of its step are planned to be: cropped. Further ones are only counted. "
+                "If its 'duration' is wrong, 'nest-ssl prepare' measures it.",
+                files[0],
+            )
 
     def _name(self, bad: BadFile) -> None:
         self.files[bad.audio_filepath] = bad
@@ -226,12 +291,17 @@ class BadDataLog:
             f"bad data: {self.num_bad['speech']} of {self.num_read:,} utterances of epoch {self.epoch} replaced, "
             f"{self.num_bad['noise']} noise segments drawn again, {self.num_bad['no-noise']} utterances without noise; "
             f"{len(self.files)} bad files in this run",
+            *([f"  {self.cropped()}"] if self.num_bad["cropped"] else []),
             *(f"  {count} x {reason}" for reason, count in reasons.most_common(MAX_NAMED)),
             *(f"  {bad.kind}: {bad.audio_filepath}: {bad.reason}" for bad in list(self.files.values())[:MAX_NAMED]),
         ]
         if self.path is not None:
             lines.append(f"  all of them: {self.path}")
         return "\n".join(lines)
+
+    def cropped(self) -> str:
+        first = f", {self.first_cropped} first" if self.first_cropped else ""  # a resumed run knows only the number
+        return f"{self.num_bad['cropped']} of {self.num_read:,} utterances of epoch {self.epoch} cropped{first}"
 
     def state_dict(self) -> dict[str, object]:
         return {"num_read": self.num_read, "num_bad": dict(self.num_bad)}

@@ -6,6 +6,7 @@ The files of a batch are read in parallel threads where this process may use sev
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -30,6 +31,7 @@ from nest_ssl.data.batch.collate import (
     loan,
     mixture,
     needed,
+    pack_rows,
     pad_rows,
     with_noise,
 )
@@ -141,23 +143,31 @@ class BatchMaker:
     readers: Readers = field(default_factory=Readers)
 
     def make(
-        self, wanted: Sequence[T], spares: Sequence[T], read: Callable[[T], Speech], place: Place
+        self,
+        wanted: Sequence[T],
+        spares: Sequence[T],
+        read: Callable[[T], Speech],
+        place: Place,
+        num_samples: int | None = None,
     ) -> AudioNoiseBatch:
-        """Make a batch of `wanted`, with `spares` in place of those that cannot be read."""
+        """Make a batch of `wanted`, with `spares` in place of those that cannot be read.
+
+        Audio longer than the planned `num_samples` is cropped, that of spares too.
+        """
         bad: list[BadFile] = []
         speech = self._read_all(wanted, spares, read, place, bad)
-        audio_rows = [one.samples for one in speech]
+        audio_rows = [np.asarray(one.samples[:num_samples], np.float32) for one in speech]
         generators = utterance_generators(self.seed, place.epoch, place.step, place.rank, len(speech))
         bad_noise: list[list[BadFile]] = [[] for _ in speech]  # per utterance: threads end in any order
 
         def noise_of(i: int) -> Samples:
             return self._noise(len(audio_rows[i]), generators[i], place, bad_noise[i])
 
-        audio = pad_rows(audio_rows, max(map(len, audio_rows)))
+        audio = self._padded_rows(audio_rows)
         batch = AudioNoiseBatch(audio=audio, audio_len=lengths_of(audio_rows))
         if isinstance(self.augmentor, SpeakerNoiseAugmentation):
             batch = self.augmentor.augment(
-                batch, noise_of, generators=generators, mix=self.mix, for_each=self.readers.map
+                batch, audio_rows, noise_of, generators=generators, mix=self.mix, for_each=self.readers.map
             )
         else:
             noise_rows = self.readers.map(noise_of, range(len(audio_rows)))
@@ -172,7 +182,17 @@ class BatchMaker:
             audio_filepaths=[one.audio_filepath for one in speech],
             loan=loan(),
             bad_files=[*bad, *chain(*bad_noise)],
+            planned_samples=num_samples,
+            cropped_files=[one.audio_filepath for one in speech if len(one.samples) > (num_samples or math.inf)],
         )
+
+    def _padded_rows(self, audio_rows: Sequence[Samples]) -> torch.Tensor:
+        """Return (B, N), as int16 if nobody adds to it here and every row is exactly that."""
+        longest = max(map(len, audio_rows))
+        is_ours = self.augmentor is None or isinstance(self.augmentor, SpeakerNoiseAugmentation)
+        stays_as_read = is_ours and not self.mix  # a registered augmentation is given float32
+        packed = pack_rows(audio_rows, longest) if stays_as_read else None
+        return pad_rows(audio_rows, longest) if packed is None else packed
 
     def item(self, speech: Speech, rng: np.random.Generator) -> AudioNoiseItem:
         """Return one utterance with its noise, for callers who batch by themselves."""

@@ -40,7 +40,7 @@ MAX_SHAPES = 32
 MIN_SAVING = 0.001
 """A further shape must save at least this share of the padded audio."""
 FRAME_S = 0.01
-"""Room for durations that a manifest rounds."""
+"""Padded lengths are multiples of this, and at least a sample longer than what the manifest states."""
 MAX_LOOKED_AT = 20_000_000
 """Utterances of all ranks' own orders (`replicated`) that are looked at in an epoch, about 2 s; beyond that, every step
 is as long as the longest utterance."""
@@ -162,7 +162,9 @@ class Cut:
         read_s = np.resize(durations_s, self.share * self.world_size)  # begins again after the last one
         if self.layout == "interleaved":
             return np.maximum.reduceat(read_s, starts * self.world_size)
-        return np.maximum.reduceat(read_s.reshape(self.world_size, -1), starts, axis=1).max(axis=0)
+        of_ranks_s: Seconds = np.maximum.reduceat(read_s.reshape(self.world_size, -1), starts, axis=1)
+        longest_s: Seconds = of_ranks_s.max(axis=0)
+        return longest_s
 
 
 @dataclass(frozen=True)
@@ -176,9 +178,11 @@ class Durations:
     """Shorter audio is padded to this."""
 
     def num_samples(self, seconds: npt.NDArray[np.floating[Any]]) -> NumSamples:
-        """Return the samples that audio of these durations may have."""
-        counted_s = np.maximum(seconds.astype(np.float64), self.least_s) + FRAME_S
-        return np.ceil(counted_s * self.sample_rate).astype(np.int64)
+        """Return the samples that audio of these durations, which may be rounded, is padded to."""
+        frame = max(1, round(FRAME_S * self.sample_rate))
+        stated = np.ceil(np.maximum(seconds.astype(np.float64), self.least_s) * self.sample_rate).astype(np.int64)
+        padded: NumSamples = (stated // frame + 1) * frame
+        return padded
 
 
 class StepShapes:
@@ -212,6 +216,11 @@ class StepShapes:
     def shapes(self) -> list[Shape]:
         levels = {Shape(size, length) for size, lengths in self._levels.items() for length in lengths.tolist()}
         return sorted(levels | self._last_shapes)
+
+    @property
+    def num_sizes_left_out(self) -> int:
+        """Batch sizes that got no level, because there are more than MAX_SHAPES."""
+        return len({cut.batch_size for cut in self.cuts if cut.num_full_steps}) - len(self._levels)
 
     def largest(self) -> int:
         """Return the samples in the largest batch, without computing an epoch's order."""

@@ -44,7 +44,10 @@ class Source(ABC):
 
     @property
     def durations_s(self) -> npt.NDArray[np.float32]:
-        """(len,) seconds, NaN where unknown; buckets need all of them."""
+        """(len,) seconds, NaN where unknown; buckets, and CUDA graphs on several GPUs, need all of them.
+
+        Audio that turns out to be longer is cropped to what its batch is padded to.
+        """
         return np.full(len(self), np.nan, dtype=np.float32)
 
     def order(self, *, seed: int, shuffle: bool, stream: int = 0) -> Order:
@@ -199,7 +202,7 @@ class PlannedBatches(Dataset[AudioNoiseBatch]):
 
     def __getitem__(self, spec: BatchSpec) -> AudioNoiseBatch:
         place = Place(spec.epoch, spec.step, spec.rank)
-        return self.maker.make(spec.indices.tolist(), spec.spares.tolist(), self._read, place)
+        return self.maker.make(spec.indices.tolist(), spec.spares.tolist(), self._read, place, spec.num_samples)
 
     def _read(self, index: int) -> Speech:
         number = int(np.searchsorted(self._starts, index, side="right")) - 1

@@ -4,6 +4,9 @@ lhotse's samplers give every rank the same number of batches by themselves. They
 batches do not depend on the number of workers; resuming at batch k skips the metadata of those before. Samplers draw
 from NeMo's manifests (plain or tarred), lhotse's own manifests, Shar folders, and mixtures of them.
 
+A sampler forms the batches of all ranks and returns one, so every rank knows the longest cut of a step and, where the
+batch sizes are set, what all ranks pad their batches to.
+
 lhotse is an optional package (extra `lhotse`), imported when a loader or dataset is built.
 """
 
@@ -15,7 +18,7 @@ import itertools
 import json
 import logging
 import os
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -34,7 +37,7 @@ from nest_ssl.data.batch.collate import AudioNoiseBatch
 from nest_ssl.data.batch.loader import BatchSampler
 from nest_ssl.data.batch.make import BatchMaker, Place, Speech
 from nest_ssl.data.manifest.read import Paths
-from nest_ssl.data.plan.batches import MIN_SPARES
+from nest_ssl.data.plan.batches import FRAME_S, MAX_SHAPES, MIN_SPARES, Durations, Seconds, Shape
 from nest_ssl.data.sources.files import ManifestDataset, open_noise
 
 log = logging.getLogger(__name__)
@@ -89,6 +92,7 @@ class CutBatchSpec:
     rank: int
     cuts: list[Cut]
     spares: list[Cut]
+    num_samples: int | None = None
 
 
 class LhotseAudioNoiseDataset(Dataset[AudioNoiseBatch]):
@@ -118,7 +122,8 @@ class LhotseAudioNoiseDataset(Dataset[AudioNoiseBatch]):
         """Make a batch that the sampler describes, or one of any cuts (then with the random numbers of batch 0)."""
         if not isinstance(spec, CutBatchSpec):
             spec = CutBatchSpec(0, 0, 0, list(spec), [])
-        return self.maker.make(spec.cuts, spec.spares, self._read, Place(spec.epoch, spec.step, spec.rank))
+        place = Place(spec.epoch, spec.step, spec.rank)
+        return self.maker.make(spec.cuts, spec.spares, self._read, place, spec.num_samples)
 
     def _read(self, cut: Cut) -> Speech:
         custom = cut.custom or {}
@@ -147,31 +152,33 @@ class CutBatches(BatchSampler):
     def __init__(
         self, config: DatasetConfig, inputs: LhotseInputs, *, rank: int, world_size: int, seed: int, same: bool
     ) -> None:
-        if config.batch_size is None and config.batch_duration is None:
+        if config.batch_size is None and config.batch_duration is None and not _has_fixed_sizes(config):
             raise ValueError("batch_duration: needed with 'use_lhotse: true', or else batch_size.")
         self.config, self.inputs = config, inputs
         self.rank, self.world_size, self.seed, self.same_every_epoch = rank, world_size, seed, same
+        self._levels_s = _levels_s(config, inputs.durations_s())
 
     def __iter__(self) -> Iterator[CutBatchSpec]:
         start = self.take_start()
         batches = self._batches(self.epoch)
-        ahead: deque[list[Cut]] = deque()
+        ahead: deque[_Batch] = deque()
         first: list[Cut] = []
         for step in itertools.count():
-            while len(ahead) < 2 or sum(map(len, ahead)) - len(ahead[0]) < MIN_SPARES:
+            while len(ahead) < 2 or sum(len(later.cuts) for later in itertools.islice(ahead, 1, None)) < MIN_SPARES:
                 batch = next(batches, None)
                 if batch is None:
                     break
                 ahead.append(batch)
-                first += batch[: MIN_SPARES - len(first)]
+                first += batch.cuts[: MIN_SPARES - len(first)]
             if not ahead:
                 return
-            cuts = ahead.popleft()
+            batch = ahead.popleft()
             if step >= start:
-                spares = list(itertools.islice(itertools.chain(*ahead, first), MIN_SPARES))
-                yield CutBatchSpec(self.epoch, step, self.rank, cuts, spares)
+                following = itertools.chain(*(later.cuts for later in ahead), first)
+                spares = list(itertools.islice(following, MIN_SPARES))
+                yield CutBatchSpec(self.epoch, step, self.rank, batch.cuts, spares, batch.num_samples)
 
-    def _batches(self, epoch: int) -> Iterator[list[Cut]]:
+    def _batches(self, epoch: int) -> Iterator[_Batch]:
         """Yield the batches of a new sampler: lhotse's keep state that depends on how far they were read."""
         config, sampling = self.config, _lhotse().dataset.sampling
         shared = {
@@ -186,8 +193,12 @@ class CutBatches(BatchSampler):
         }
         cuts = self.inputs.cuts(epoch)
         if config.use_bucketing:
+            if _has_fixed_sizes(config):
+                ends_s = [*(config.bucket_duration_bins or []), float("inf")]
+                constraint = sampling.dynamic_bucketing.FixedBucketBatchSizeConstraint(ends_s, config.bucket_batch_size)
+                shared |= {"constraint": constraint, "max_duration": None, "max_cuts": None}
             try:
-                sampler = sampling.DynamicBucketingSampler(
+                sampler = _noting(sampling.DynamicBucketingSampler)(
                     cuts,
                     num_buckets=config.num_buckets,
                     duration_bins=config.bucket_duration_bins,
@@ -199,20 +210,118 @@ class CutBatches(BatchSampler):
             except AssertionError as error:  # how lhotse refuses
                 raise ValueError(f"num_buckets={config.num_buckets}: {error or 'at least 2 are needed'}") from error
         else:
-            sampler = sampling.DynamicCutSampler(cuts, shuffle_buffer_size=config.shuffle_buffer_size, **shared)
+            sampler = _noting(sampling.DynamicCutSampler)(
+                cuts, shuffle_buffer_size=config.shuffle_buffer_size, **shared
+            )
         sampler.set_epoch(epoch)
         for batch in sampler:
-            yield list(batch)
+            yield _Batch(list(batch), self._num_samples(sampler.noted))
+            sampler.noted.clear()
+
+    def _num_samples(self, step: list[_Noted]) -> int | None:
+        """Return the planned length of a step of these batches; None at the end of the data or if sizes differ."""
+        sizes = {batch.size for batch in step}
+        if len(step) != self.world_size or len(sizes) != 1:
+            return None
+        levels_s = self._levels_s.get(sizes.pop(), np.empty(0))
+        level = int(np.searchsorted(levels_s, max(batch.longest_s for batch in step)))
+        return self._in_samples(levels_s[level]) if level < len(levels_s) else None
+
+    def _in_samples(self, level_s: float) -> int:
+        durations = Durations(np.empty(0, np.float32), self.config.sample_rate, self.config.min_audio_len_secs)
+        return int(durations.num_samples(np.asarray(level_s)))
+
+    def shapes(self) -> list[Shape]:
+        both = [(size, level_s) for size, levels_s in self._levels_s.items() for level_s in levels_s.tolist()]
+        return sorted({Shape(size, self._in_samples(level_s)) for size, level_s in both})
+
+    def largest_batch(self) -> int | None:
+        """Return the largest planned batch; else the configured duration, which lhotse exceeds by one utterance."""
+        planned = [shape.batch_size * shape.num_samples for shape in self.shapes()]
+        of_duration = self.config.batch_duration
+        by_duration = [] if of_duration is None else [int(of_duration * self.config.sample_rate)]
+        return min([max(planned), *by_duration]) if planned else next(iter(by_duration), None)
+
+    @staticmethod
+    def why_no_shapes(config: DatasetConfig) -> tuple[str, str]:
+        """Return the reason why nothing is planned, and the way out."""
+        if config.batch_size is None and not _has_fixed_sizes(config):
+            way_out = "bucket_duration_bins with bucket_batch_size, or use_lhotse=false, make them equal"
+            return "lhotse fills each batch up to batch_duration", way_out
+        if len(config.bucket_duration_bins or []) >= MAX_SHAPES:
+            return f"more than {MAX_SHAPES} buckets", "use fewer"
+        return "the longest duration is unknown", "set max_duration"
 
     def plan_hash(self) -> str:
         """Hash all settings: lhotse's batches depend on most of them."""
         settings = {**dataclasses.asdict(self.config), "num_workers": None, "pin_memory": None}
         del settings["source"], settings["source_options"]  # refused with lhotse; older checkpoints have none
+        del settings["prefetch_gb"]  # changes no batch, and older checkpoints have none
         text = json.dumps([settings, self.world_size, self.seed, self.inputs.fingerprint()], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def utterances_per_epoch(self) -> int | None:
         return None
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """One rank's batch of a step, and what all ranks pad theirs to."""
+
+    cuts: list[Cut]
+    num_samples: int | None
+
+
+@dataclass(frozen=True)
+class _Noted:
+    """A batch of any rank."""
+
+    size: int
+    longest_s: float
+
+
+@cache
+def _noting(sampler: Any) -> Any:
+    """Return a class of lhotse's sampler that lists the batches it formed, of all ranks, in `noted`."""
+
+    class Noting(sampler):  # type: ignore[misc]
+        noted: list[_Noted]
+
+        def __iter__(self) -> Any:
+            self.noted = []
+            return super().__iter__()
+
+        def _next_batch(self) -> CutSet:
+            batch = super()._next_batch()
+            self.noted.append(_Noted(len(batch), max(float(cut.duration) for cut in batch)))
+            return batch
+
+    return Noting
+
+
+def _levels_s(config: DatasetConfig, durations_s: Seconds | None) -> dict[int, Seconds]:
+    """Return the padded durations of each batch size, increasing; none if sizes vary or the longest is unknown."""
+    if durations_s is not None and len(durations_s):
+        longest_s = float(durations_s.max()) + FRAME_S / 2  # float32 may be less than the cut's own duration
+    elif config.max_duration is not None:
+        longest_s = config.max_duration
+    else:
+        return {}
+    bins_s = config.bucket_duration_bins if config.use_bucketing else None
+    ends_s = [*(end_s for end_s in bins_s or [] if end_s < longest_s), longest_s]
+    levels: defaultdict[int, list[float]] = defaultdict(list)
+    if _has_fixed_sizes(config):
+        for end_s, size in zip(ends_s, config.bucket_batch_size or [], strict=False):
+            levels[size].append(end_s)
+    elif config.batch_size is not None:
+        levels[config.batch_size] = np.linspace(0, longest_s, MAX_SHAPES + 1)[1:].tolist() if bins_s is None else ends_s
+    if sum(map(len, levels.values())) > MAX_SHAPES:
+        return {}
+    return {size: np.asarray(of_size) for size, of_size in levels.items()}
+
+
+def _has_fixed_sizes(config: DatasetConfig) -> bool:
+    return config.use_bucketing and config.bucket_batch_size is not None
 
 
 @dataclass(frozen=True)
@@ -254,6 +363,13 @@ class LhotseInputs:
             )
         least_s, most_s = self.config.min_duration or 0.0, self.config.max_duration or float("inf")
         return cuts.filter(partial(_lasts_between, least_s, most_s))
+
+    def durations_s(self) -> Seconds | None:
+        """Return the durations of all utterances; None if lhotse's own files are read, or one is unknown."""
+        if self._named or not self.sources:
+            return None
+        durations_s = np.concatenate([source.durations_s for source in self.sources])
+        return durations_s if (durations_s > 0).all() else None
 
     def fingerprint(self) -> str:
         """Hash the manifests' contents, and the names and sizes of lhotse's files."""

@@ -1,7 +1,8 @@
 """Who is to blame, from facts alone: a waiting rank is never the culprit. Pure functions, so every rule has a test.
 
 The order: a process that is gone, an exception, a stopped process, a file that does not arrive, a rank that never
-joined, one that left early, one that holds the GIL, the flight recorder, and last the minority's place.
+joined, one that left early, one that holds the GIL, the GPUs' own marks, the flight recorder, and last the minority's
+place. Collectives that were captured in a CUDA graph are in no flight recorder: there the GPUs' marks decide.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from dataclasses import dataclass, field, replace
 from nest_ssl.watchdog.judge.failure import Failure
 from nest_ssl.watchdog.judge.flight import Collective, CollectiveFault, Flight, find_fault, last_call, open_call
 from nest_ssl.watchdog.rank import RankState, Stage
-from nest_ssl.watchdog.rows import RankRow, WorkerRow
+from nest_ssl.watchdog.rows import GpuRow, RankRow, WorkerRow
+from nest_ssl.watchdog.system import KILLED
 
 GIL_S = 1.5
 """A rank's own thread runs four times a second; if it is this late, something holds the GIL."""
 SHORT_WAIT_S = 0.5
 """A rank that has waited this long for data has used up what was prefetched."""
+ON_GPU = ("gpu-stuck", "gpu-ahead", "gpu-unfinished")
+"""Kinds of verdicts whose place is that of a GPU, not of its host."""
 SLOW_LEAST_MS = 50.0
 SLOW_LEAST_SHARE = 0.3
 """A rank is slow if it costs the others at least this much time and this share of a step."""
@@ -31,8 +35,9 @@ class Verdict:
     """What is wrong, and which ranks caused it."""
 
     kind: str
-    """died, failed, out-of-memory, lost-gpu, worker-died, stopped, worker-stopped, file, never-joined, left-early, gil,
-    missing, diverged, unfinished or stalled."""
+    """died, host-memory, failed, out-of-memory, lost-gpu, worker-died, stopped, worker-stopped, file, never-joined,
+    left-early, gil, missing, diverged, unfinished, stalled; from the GPUs' marks host-late, gpu-stuck, gpu-ahead,
+    gpu-unfinished."""
     culprits: list[RankRow]
     stalled_s: float = 0.0
     worker: WorkerRow | None = None
@@ -51,6 +56,33 @@ class Verdict:
         """The first culprit: the one that is named."""
         return min(self.culprits, key=lambda row: row.rank)
 
+    @property
+    def gpu(self) -> GpuRow | None:
+        """The first culprit's GPU, if that is where it happened; its host is ahead of a collective that hangs."""
+        gpu = self.row.gpu
+        is_there = self.kind in ON_GPU or (self.kind in ("diverged", "unfinished") and gpu is not None and gpu.is_busy)
+        return gpu if is_there else None
+
+    @property
+    def stage(self) -> Stage:
+        if self.gpu is None:
+            return self.row.stage
+        return Stage.TRANSFER if self.gpu.stage is Stage.END else self.gpu.stage  # it has not begun the next batch
+
+    @property
+    def step(self) -> int:
+        return self.row.step if self.gpu is None else self.gpu.step
+
+    @property
+    def limit_s(self) -> float:
+        return self.row.limit_s if self.gpu is None else self.gpu.limit_s
+
+    def place_of(self, row: RankRow) -> str:
+        """Return where a rank is, or where its GPU is if the GPUs' marks have decided."""
+        if row.gpu is None or not row.gpu.is_busy or self.kind not in (*ON_GPU, "host-late", "diverged", "unfinished"):
+            return row.place
+        return f"{row.gpu.place} on the GPU"
+
 
 # ---- dead ----
 
@@ -64,7 +96,9 @@ def judge_dead(rows: Sequence[RankRow], failures: Mapping[int, Failure]) -> Verd
         failure = min(primary, key=lambda failure: failure.monotonic_ns)
         return _failed(by_rank[failure.rank], failure, rows)
     if died:
-        return Verdict("died", died, waiting=[row for row in rows if not row.is_gone])
+        waiting = [row for row in rows if not row.is_gone]
+        killed = [row for row in died if row.exit_status in (None, KILLED) and row.oom_killer]
+        return Verdict("host-memory", killed, waiting=waiting) if killed else Verdict("died", died, waiting=waiting)
     mute = [row for row in rows if row.state is RankState.FAILED and row.rank not in failures]
     if mute:
         message = "an exception that it could not write down: is /dev/shm full?"
@@ -121,7 +155,9 @@ def _failed(row: RankRow, failure: Failure, rows: Sequence[RankRow]) -> Verdict:
         worker = dead_worker or next((w for w in row.workers if w.process in ("", "Z")), None)
         # torch raises it wherever the rank happens to be: the stage that failed is data.
         row = replace(row, stage=Stage.DATA, part=0)
-        return Verdict("worker-died", [row], worker=worker, failure=failure, waiting=waiting)
+        by_oom_killer = row.oom_killer and "killed by signal: Killed" in failure.message
+        kind = "host-memory" if by_oom_killer else "worker-died"
+        return Verdict(kind, [row], worker=worker, failure=failure, waiting=waiting)
     absent = re.search(r"Ranks? ([\d, ]+) failed to pass monitoredBarrier", failure.message)
     if absent is not None:  # debug.barrier: rank 0 lists who did not arrive
         ranks = {int(number) for number in absent[1].replace(",", " ").split()}
@@ -162,6 +198,10 @@ def _judge_stalled(rows: Sequence[RankRow], flights: Mapping[int, Flight], floor
     if verdict is not None:
         return verdict
     fault = find_fault({row.rank: flights[row.rank] for row in active if row.rank in flights})
+    if fault is None or fault.kind != "diverged":
+        suspected = suspect_by_gpu(active)
+        if suspected is not None:  # who it is, is known: there is only the time to wait for
+            return _if_due(suspected, fault)
     return _by_place(active) if fault is None else _by_fault(active, fault)
 
 
@@ -169,11 +209,20 @@ def is_suspicious(rows: Sequence[RankRow], floor_s: float) -> bool:
     """Return whether a closer look is due: some rank has exceeded the limit of its stage."""
     active = [row for row in rows if row.is_active]
     return (
-        any(row.in_stage_s > row.limit_s for row in active)
+        any(_is_late(row) for row in active)
         or _stopped(_present(rows), floor_s) is not None
         or _does_not_leave(rows) is not None
         or _blocked_file(active, floor_s) is not None
     )
+
+
+def _is_late(row: RankRow) -> bool:
+    """Return whether the rank, or its GPU with something to do, has exceeded the limit of its stage."""
+    return row.in_stage_s > row.limit_s or _gpu_is_late(row)
+
+
+def _gpu_is_late(row: RankRow) -> bool:
+    return row.gpu is not None and row.gpu.is_busy and row.gpu.in_stage_s > row.gpu.limit_s
 
 
 def _present(rows: Sequence[RankRow]) -> list[RankRow]:
@@ -249,6 +298,43 @@ def _holds_gil(active: Sequence[RankRow]) -> Verdict | None:
     return Verdict("gil", culprits, max(row.in_stage_s for row in culprits), waiting=_others(active, culprits))
 
 
+def suspect_by_gpu(active: Sequence[RankRow]) -> Verdict | None:
+    """Return for whom the GPUs wait, however short the time; None: they do not, or not all of them report.
+
+    All ranks make the same batches, so the one that is behind keeps the others waiting in their next collective: with
+    its host, if its GPU has done all it was given, else with its GPU. A host that is two steps ahead and waits for its
+    own GPU never counts.
+    """
+    gpus = {row.rank: row.gpu for row in active if row.gpu is not None}
+    if len(gpus) < len(active) or not any(gpu.is_busy for gpu in gpus.values()):
+        return None
+    first = min(gpu.position for gpu in gpus.values())
+    behind = [row for row in active if gpus[row.rank].position == first]
+    ahead = [row for row in active if gpus[row.rank].position > first]
+    idle = [row for row in behind if not gpus[row.rank].is_busy]
+    if idle:
+        return Verdict("host-late", idle, waiting=_others(active, idle))
+    if first[1] is Stage.EXCHANGE and 0 < len(ahead) < len(behind):  # nobody leaves an exchange that others are in
+        return Verdict("gpu-ahead", ahead, waiting=behind)
+    if ahead or len(behind) == 1:
+        return Verdict("gpu-stuck", behind, waiting=ahead)
+    return Verdict("gpu-unfinished", behind)
+
+
+def _if_due(suspected: Verdict, fault: CollectiveFault | None) -> Verdict | None:
+    """Return the verdict once the culprits, or those who wait for one that is ahead, have exceeded their limit."""
+    if suspected.kind == "host-late":
+        culprits = [row for row in suspected.culprits if row.in_stage_s > row.limit_s]
+        stalled_s = max((row.in_stage_s for row in culprits), default=0.0)
+        if fault is None or fault.kind != "missing" or fault.culprits != sorted(row.rank for row in culprits):
+            fault = None
+        return replace(suspected, culprits=culprits, stalled_s=stalled_s, fault=fault) if culprits else None
+    judged = suspected.waiting if suspected.kind == "gpu-ahead" else suspected.culprits
+    if not all(_gpu_is_late(row) for row in judged):
+        return None
+    return replace(suspected, stalled_s=max(row.gpu.in_stage_s for row in judged if row.gpu is not None))
+
+
 def _by_fault(active: Sequence[RankRow], fault: CollectiveFault) -> Verdict | None:
     by_rank = {row.rank: row for row in active}
     culprits = [by_rank[rank] for rank in fault.culprits]
@@ -257,7 +343,7 @@ def _by_fault(active: Sequence[RankRow], fault: CollectiveFault) -> Verdict | No
         culprits = late  # ranks that are behind but moving, or within the limit of a slow stage, are not stalled
     elif fault.kind == "unfinished" and len(late) < len(culprits):
         return None  # called a moment ago
-    if not culprits or not any(row.in_stage_s > row.limit_s for row in active):
+    if not culprits or not any(_is_late(row) for row in active):
         return None
     stalled_s = max(row.in_stage_s for row in culprits)
     return Verdict(fault.kind, culprits, stalled_s, fault=fault, waiting=_others(active, culprits))

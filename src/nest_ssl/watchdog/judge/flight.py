@@ -44,8 +44,25 @@ def read_flight(path: Path) -> Flight | None:
     flight: Flight = {}
     for entry in data.get("entries", ()):
         if not entry.get("is_p2p"):
-            flight.setdefault(str(entry["process_group"][0]), {})[entry["collective_seq_id"]] = _collective(entry)
+            flight.setdefault(_group(entry), {})[entry["collective_seq_id"]] = _collective(entry)
     return flight
+
+
+def _group(entry: dict[str, Any]) -> str:
+    """Return the process group; gloo and NCCL count separately in a group that has both."""
+    backend = str(entry["profiling_name"]).partition(":")[0]
+    name = str(entry["process_group"][0])
+    return name if backend == "gloo" else f"{name} {backend}"
+
+
+def merged(recorded: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the entries of several recorders, in which the same one may appear twice."""
+    found = {
+        (entry["profiling_name"], *entry["process_group"], entry["collective_seq_id"], entry["record_id"]): entry
+        for one in recorded
+        for entry in one.get("entries", ())
+    }
+    return list(found.values())
 
 
 def _collective(entry: dict[str, Any]) -> Collective:

@@ -17,10 +17,10 @@ from typing import Any
 
 from nest_ssl.files import replace_text
 from nest_ssl.run_folder import INCIDENTS, RunFolder
-from nest_ssl.watchdog.judge.blame import Verdict
+from nest_ssl.watchdog.judge.blame import ON_GPU, Verdict
 from nest_ssl.watchdog.rank import NEEDS_A_PERSON, RESUMABLE, InitPart, Stage, part_label
-from nest_ssl.watchdog.rows import RankRow, WorkerRow
-from nest_ssl.watchdog.system import DISK_ANSWERS_S, PROCESS_STATES, signal_name, within
+from nest_ssl.watchdog.rows import GpuRow, RankRow, WorkerRow
+from nest_ssl.watchdog.system import DISK_ANSWERS_S, LESS_MEMORY, PROCESS_STATES, signal_name, within
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,11 @@ class Incident:
 
 
 def exit_code_of(verdict: Verdict) -> int:
-    """Return the job's exit code: an exception would recur; after anything else the same command resumes."""
-    if verdict.kind == "out-of-memory" or (verdict.kind == "failed" and not _lost_peer(verdict)):
+    """Return the job's exit code: an exception would recur; after anything else the same command resumes.
+
+    Memory that ran out counts as the latter: the next batches are other ones, and the report says what to set.
+    """
+    if verdict.kind == "failed" and not _lost_peer(verdict):
         return NEEDS_A_PERSON
     if verdict.kind == "died" and (verdict.row.exit_status or 0) > 0:
         return NEEDS_A_PERSON
@@ -67,7 +70,7 @@ def _lost_peer(verdict: Verdict) -> bool:
 
 
 def make_incident(verdict: Verdict, stack: list[str], run_dir: Path, name: str, resume_command: str) -> Incident:
-    row, subject = verdict.row, on_what(verdict)
+    subject = on_what(verdict)
     try:
         checkpoint = within(DISK_ANSWERS_S, lambda: RunFolder.open(run_dir).newest_checkpoint())
     except OSError:
@@ -77,15 +80,15 @@ def make_incident(verdict: Verdict, stack: list[str], run_dir: Path, name: str, 
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "kind": verdict.kind,
         "ranks": verdict.ranks,
-        "stage": row.stage.label,
-        "part": part_label(row.stage, row.part),
-        "step": row.step,
+        "stage": verdict.stage.label,
+        "part": "" if verdict.gpu is not None else part_label(verdict.stage, verdict.row.part),
+        "step": verdict.step,
         "stalled_s": round(verdict.stalled_s, 2),
         "file": subject.removeprefix("file ") if subject.startswith("file ") else None,
         "collective": subject.removeprefix("collective ") if subject.startswith("collective ") else None,
         "cause": _cause_with_free_space(verdict, run_dir),
         "advice": advice(verdict),
-        "waiting": {str(other.rank): other.place for other in verdict.waiting},
+        "waiting": {str(other.rank): verdict.place_of(other) for other in verdict.waiting},
         "stack": stack,
         "exit_code": exit_code_of(verdict),
         "checkpoint": None if checkpoint is None else str(checkpoint),
@@ -105,7 +108,8 @@ def _cause_with_free_space(verdict: Verdict, run_dir: Path) -> str:
 
 def _lines(verdict: Verdict, incident: Incident) -> list[str]:
     row = verdict.row
-    since = f"{incident.stalled_s:.1f} s ago (limit {row.limit_s:.0f} s)" if verdict.stalled_s else "now"
+    since = f"{incident.stalled_s:.1f} s ago (limit {verdict.limit_s:.0f} s)" if verdict.stalled_s else "now"
+    place = row.place if verdict.gpu is None else f"{verdict.stage.label} on the GPU"
     checkpoint = (
         Path(incident.checkpoint).name if incident.checkpoint else "nothing yet: resuming starts from the beginning"
     )
@@ -113,7 +117,7 @@ def _lines(verdict: Verdict, incident: Incident) -> list[str]:
     process = f"pid {row.pid}, node {row.node}" if row.pid else "never reported"
     return [
         f"nest-ssl: {headline(verdict)}",
-        f"  where     {row.place}, step {row.step}, rank {row.rank} ({process})",
+        f"  where     {place}, step {verdict.step}, rank {row.rank} ({process})",
         f"  since     {since}",
         f"  on        {on_what(verdict) or '; '.join(context) or 'no file or collective'}",
         f"  others    {others_text(verdict)}",
@@ -140,6 +144,7 @@ def headline(verdict: Verdict) -> str:
         "died": "died",
         "failed": "failed",
         "out-of-memory": "ran out of memory",
+        "host-memory": "ran out of host memory",
         "lost-gpu": "lost its GPU",
         "worker-died": "lost a DataLoader worker",
         "stopped": "were stopped by a signal" if len(verdict.ranks) > 1 else "was stopped by a signal",
@@ -149,6 +154,10 @@ def headline(verdict: Verdict) -> str:
         "left-early": "left before the others",
         "diverged": "called a different collective than the others",
         "unfinished": "called the same collective, which does not finish",
+        "host-late": "stalled on the host",
+        "gpu-stuck": "stalled on the GPU",
+        "gpu-ahead": "left a collective in which the others wait",
+        "gpu-unfinished": "wait on the GPU in the same collective, which does not finish",
     }.get(verdict.kind, "stalled")
     return f"{ranks_text(verdict.ranks)} {what}"
 
@@ -159,9 +168,14 @@ def cause(verdict: Verdict) -> str:
     kind = verdict.kind
     if kind == "died":
         return _why_it_died(row)
+    if kind == "host-memory":
+        killed = f"process {row.pid}" if failure is None else "a DataLoader worker"
+        return f"{killed if verdict.worker is None else _name_of(verdict.worker)} was killed: {row.oom_killer}"
     if failure is not None and kind == "lost-gpu":
         return failure.lost_gpu_cause
-    if failure is not None and kind in ("failed", "out-of-memory"):
+    if failure is not None and kind == "out-of-memory":
+        return f"{failure.type}: {' '.join(failure.message.split())[:800]}"
+    if failure is not None and kind == "failed":
         if failure.is_lost_peer:
             return f"the connection to another rank was lost ({failure.first_line[:200]})"
         return f"{failure.type}: {failure.first_line[:400]}"
@@ -182,7 +196,25 @@ def cause(verdict: Verdict) -> str:
         return f"the ranks run different code or have different data: {'; '.join(calls)}"
     if kind == "unfinished":
         return "all ranks are waiting in the same collective: the network or a GPU is stuck"
+    if row.gpu is not None and kind in ("host-late", *ON_GPU):
+        return _why_by_gpu(verdict, row.gpu)
     return f"the code of this stage does not return (process {PROCESS_STATES.get(row.process, '?')})"
+
+
+def _why_by_gpu(verdict: Verdict, gpu: GpuRow) -> str:
+    row = verdict.row
+    host = f"its host is in {row.place} (process {PROCESS_STATES.get(row.process, '?')})"
+    if verdict.kind == "host-late":
+        return f"the GPU is {gpu} and waits for more; {host}"
+    if verdict.kind == "gpu-unfinished":
+        where = f"all GPUs have been in {gpu.place} for {gpu.in_stage_s:.0f} s, and none is behind"
+        return f"{where}: the network is stuck, or one GPU, in a stage in which ranks wait for each other"
+    if verdict.kind == "gpu-ahead":
+        others = next(other.gpu for other in verdict.waiting if other.gpu is not None)
+        return f"its GPU is in {gpu.place}, and has left the {others.place}, in which the others wait: another graph?"
+    more = gpu.launched - gpu.batch
+    launched = f" and has launched {more} more batch{'' if more == 1 else 'es'}" if more > 0 else ""
+    return f"the GPU has been in {gpu.place} for {gpu.in_stage_s:.0f} s; {host}{launched}"
 
 
 def _missing_call(verdict: Verdict) -> str:
@@ -209,13 +241,17 @@ def _why_no_data(verdict: Verdict) -> str:
     worker = verdict.worker
     if worker is None:
         return "a DataLoader worker was killed: out of shared memory or memory?"
-    name = f"DataLoader worker {worker.number} (pid {worker.pid})" if worker.number >= 0 else "the rank itself"
+    name = _name_of(worker)
     path = f"; it was reading {worker.path}" if worker.path else ""
     if verdict.kind == "worker-died":
         return f"{name} {_how_it_ended(verdict)}{path}"
     if verdict.kind == "worker-stopped":
         return f"{name} is stopped (SIGSTOP or a debugger){path}"
     return f"{name} is blocked reading {worker.path}: {_kind_of_file(worker)}"
+
+
+def _name_of(worker: WorkerRow) -> str:
+    return f"DataLoader worker {worker.number} (pid {worker.pid})" if worker.number >= 0 else "the rank itself"
 
 
 def _how_it_ended(verdict: Verdict) -> str:
@@ -254,6 +290,8 @@ def _why_it_never_joined(verdict: Verdict) -> str:
 def advice(verdict: Verdict) -> str:
     """Return what to do, in one line."""
     kind, failure = verdict.kind, verdict.failure
+    if kind == "out-of-memory" and failure is not None and "model." in failure.message:
+        return "set what the message says, then resume"
     if kind == "out-of-memory":
         return "lower model.train_ds.batch_size or max_duration (or batch_duration), or use trainer.precision=bf16"
     if failure is not None and kind == "lost-gpu":
@@ -263,6 +301,7 @@ def advice(verdict: Verdict) -> str:
             "check the other nodes, then resume" if failure.is_lost_peer else "fix what the message says, then resume"
         )
     return {
+        "host-memory": f"{LESS_MEMORY}; then resume",
         "died": "check the machine's memory (evidence: memory.json), then resume",
         "worker-died": "enlarge /dev/shm, or lower model.train_ds.num_workers or prefetch_factor; then resume",
         "stopped": "find out who stopped it ('kill -CONT' lets it continue), then resume",
@@ -272,6 +311,9 @@ def advice(verdict: Verdict) -> str:
         "left-early": "use nest-ssl's batch plan on every rank; see docs/why-it-hung.md",
         "diverged": "start every rank with the same code and configuration; see docs/why-it-hung.md",
         "unfinished": "check the network and the GPUs of all nodes ('nest-ssl doctor'), then resume",
+        "gpu-unfinished": "check the network and the GPUs of all nodes ('nest-ssl doctor'), then resume",
+        "gpu-stuck": "check that GPU (nvidia-smi, Xid errors in dmesg), then resume; model.compile=off uses no graphs",
+        "gpu-ahead": "resume; if it happens again, model.compile=off trains without graphs",
     }.get(kind, "read the stack below and in the evidence, then resume")
 
 
@@ -294,7 +336,7 @@ def others_text(verdict: Verdict) -> str:
     places: dict[str, list[int]] = {}
     for row in verdict.waiting:
         call = verdict.calls.get(row.rank)
-        places.setdefault(f"{row.place}{f', at collective {call}' if call else ''}", []).append(row.rank)
+        places.setdefault(f"{verdict.place_of(row)}{f', at collective {call}' if call else ''}", []).append(row.rank)
     parts = [f"{ranks_text(sorted(ranks))} in {place}" for place, ranks in places.items()]
     return f"waiting for {ranks_text(verdict.ranks)}: {'; '.join(parts)}"
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import soundfile
 import torch
 
+from nest_ssl.config import DatasetConfig
 from nest_ssl.data import AudioNoiseBatch, build_loader
-from nest_ssl.data.batch.collate import MAX_BLOCKS, Blocks, Loan, keep_blocks
+from nest_ssl.data.batch.collate import MAX_BLOCKS, Blocks, Loan, keep_blocks, needed, pack_rows
 from nest_ssl.data.batch.loader import PlannedLoader
-from tests.unit.data.corpus import Corpus
+from tests.unit.data.corpus import RATE, Corpus, write_manifest
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 
@@ -98,3 +103,68 @@ def test_without_pinned_memory_there_is_no_loan(corpus: Corpus) -> None:
     for num_workers in (0, 1):
         config = replace(corpus.config(num_workers=num_workers), pin_memory=False)
         assert next(iter(build_loader(config))).loan is None
+
+
+# ---- 16-bit audio ----
+
+
+def soft_steps(num_samples: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.int16]]:
+    """16-bit samples with both ends of the range."""
+    samples = np.random.default_rng(seed).integers(-32768, 32768, num_samples).astype(np.int16)
+    samples[:2] = -32768, 32767
+    return samples
+
+
+@pytest.mark.parametrize("suffix", ["wav", "flac"])
+def test_sixteen_bit_files_travel_as_int16_and_become_what_the_decoder_returns(tmp_path: Path, suffix: str) -> None:
+    lines = []
+    for number, num_samples in enumerate((4000, 2500, 800)):  # the last is repeated to 0.1 s
+        soundfile.write(tmp_path / f"{number}.{suffix}", soft_steps(num_samples, number), RATE, subtype="PCM_16")
+        lines.append({"audio_filepath": f"{number}.{suffix}", "duration": num_samples / RATE})
+    manifest = write_manifest(tmp_path / "m.jsonl", lines)
+    config = DatasetConfig(manifest_filepath=str(manifest), batch_size=3, min_audio_len_secs=0.1)
+    (mixed,) = build_loader(config)
+    assert needed(mixed.audio).dtype == torch.float32
+    for num_workers in (0, 1):
+        (batch,) = build_loader(replace(config, num_workers=num_workers), mix=False)
+        assert needed(batch.audio).dtype == torch.int16
+        assert needed(batch.noise).dtype == torch.float32
+        expected, _ = soundfile.read(tmp_path / f"0.{suffix}", dtype="float32")
+        for arrived in (batch.to("cpu"), batch.mixed()):
+            assert torch.equal(needed(arrived.audio)[0], torch.from_numpy(expected))
+            assert torch.equal(needed(arrived.audio), needed(mixed.audio))
+
+
+def test_a_row_that_is_not_sixteen_bit_makes_the_batch_float32(tmp_path: Path) -> None:
+    soundfile.write(tmp_path / "0.wav", soft_steps(3000), RATE, subtype="PCM_16")
+    soundfile.write(tmp_path / "1.wav", 0.1 * np.random.default_rng(0).standard_normal(2000), RATE, subtype="PCM_24")
+    lines = [{"audio_filepath": f"{i}.wav", "duration": n / RATE} for i, n in enumerate((3000, 2000))]
+    manifest = write_manifest(tmp_path / "m.jsonl", lines)
+    (batch,) = build_loader(
+        DatasetConfig(manifest_filepath=str(manifest), batch_size=2, min_audio_len_secs=0.1), mix=False
+    )
+    assert needed(batch.audio).dtype == torch.float32
+    for i in range(2):
+        samples, _ = soundfile.read(tmp_path / f"{i}.wav", dtype="float32")
+        assert torch.equal(needed(batch.audio)[i, : len(samples)], torch.from_numpy(samples))
+
+
+@pytest.mark.parametrize("value", [1.0, 1e9, -1.5, 0.5 / 32768])
+def test_samples_outside_of_sixteen_bits_are_never_packed(value: float) -> None:
+    row = np.zeros(1000, np.float32)
+    assert pack_rows([row], 1200) is not None
+    row[-1] = value  # after what is tried first
+    assert pack_rows([row], 1200) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_int16_batches_in_pinned_memory_are_the_same_float32_on_the_gpu(corpus: Corpus) -> None:
+    config = corpus.config(num_workers=2, pin_memory=True)
+    expected = list(build_loader(corpus.config(), seed=3))
+    for batch, mixed in zip(build_loader(config, seed=3, mix=False), expected, strict=True):
+        assert needed(batch.audio).dtype == torch.int16
+        assert needed(batch.audio).is_pinned()
+        arrived = batch.to("cuda", non_blocking=True).mixed()
+        assert torch.equal(needed(arrived.audio).cpu(), needed(mixed.audio))
+        assert torch.equal(needed(arrived.noisy_audio).cpu(), needed(mixed.noisy_audio))

@@ -15,8 +15,11 @@ import pytest
 import soundfile
 import torch
 
+from nest_ssl.audio import AudioError
 from nest_ssl.config import DatasetConfig
-from nest_ssl.data import AudioNoiseBatch, BadDataError, BadDataLog, BadFile, build_loader
+from nest_ssl.data import AudioNoiseBatch, BadDataError, BadDataLog, BadFile, Source, Speech, build_loader
+from nest_ssl.data.batch.collate import needed
+from nest_ssl.data.batch.loader import Prefetch
 from tests.unit.data.corpus import NEEDS_LHOTSE, RATE, Corpus, assert_same, make_corpus, write_manifest
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -393,3 +396,91 @@ def test_a_wrong_duration_in_the_manifest_is_a_bad_utterance(tmp_path: Path) -> 
     _, log = read(corpus, manifest_filepath=str(manifest), batch_size=5)
     assert "truncated" in log.summary()
     assert list(log.files) == [str(corpus.folder / "speech_2.wav")]
+
+
+# ---- cropping and prefetching ----
+
+
+class Longer(Source):
+    """Utterances that last longer than stated, from number 6 on."""
+
+    name = "longer"
+
+    def __len__(self) -> int:
+        return 8
+
+    def read(self, index: int, on_read: Any = None) -> Speech:
+        if index == 2:
+            raise AudioError("2.raw", "broken")
+        return Speech(str(index), f"{index}.raw", np.full(RATE + (2000 if index >= 6 else 0), 0.1, np.float32))
+
+    def fingerprint(self) -> str:
+        return "longer"
+
+    @property
+    def durations_s(self) -> Any:
+        return np.ones(8, np.float32)
+
+
+def test_audio_that_is_longer_than_planned_is_cropped_counted_and_named_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("nest_ssl.data.build._open_source", lambda config: [Longer()])
+    config = DatasetConfig(batch_size=2, max_bad_fraction=1.0)
+    config.source = "longer"
+    for mix in (True, False):
+        caplog.clear()
+        loader = build_loader(config, mix=mix)
+        batches = list(loader)
+        planned = 16_160
+        assert [batch.planned_samples for batch in batches] == [planned] * 4
+        assert [batch.num_cropped for batch in batches] == [0, 0, 0, 2]
+        last = batches[-1]
+        assert needed(last.audio).shape == needed(last.noise).shape == (2, planned)
+        assert needed(last.audio_len).tolist() == [planned, planned]
+        assert needed(batches[0].audio).shape == (2, RATE), "padded to its own longest row only"
+        assert "2 of 8 utterances of epoch 0 cropped, 6.raw first" in loader.bad_data.summary()
+        assert sum("6.raw: longer than" in message for message in caplog.messages) == 1
+    assert loader.bad_data.state_dict()["num_bad"] == {"speech": 1, "cropped": 2}
+
+
+def test_a_stand_in_that_is_longer_than_its_step_is_cropped(tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path / "data")
+    shortest = int(np.argmin(corpus.durations_s))
+    (corpus.folder / f"speech_{shortest}.wav").write_bytes(b"junk")
+    batches, _ = read(corpus, batch_size=1)
+    (cropped,) = [batch for batch in batches if batch.num_cropped]
+    assert needed(cropped.audio).shape[1] == cropped.planned_samples
+    assert all(needed(batch.audio).shape[1] <= (batch.planned_samples or 0) for batch in batches)
+
+
+@pytest.mark.parametrize(
+    ("workers", "factor", "batch_gb", "bounded"),
+    [
+        (8, None, 0.25, (8, None)),  # 16 batches fit
+        (8, None, 0.3, (8, 1)),
+        (8, 4, 0.2, (8, 2)),
+        (8, 4, 1.0, (4, 1)),
+        (8, 1, 0.5, (8, 1)),
+        (8, 2, 3.0, (1, 1)),
+        (2, 3, 9.0, (1, 1)),  # one batch at least
+    ],
+)
+def test_prefetching_is_bounded_by_fewer_batches_per_worker_and_then_by_fewer_workers(
+    workers: int, factor: int | None, batch_gb: float, bounded: tuple[int, int | None]
+) -> None:
+    assert Prefetch(workers, factor).bounded(int(batch_gb * 1e9), 4e9) == Prefetch(*bounded)
+
+
+@pytest.mark.parametrize("kind", PARAMS)
+def test_a_loader_prefetches_no_more_than_its_share_of_memory_and_logs_what_it_lowered(
+    corpus: Corpus, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = corpus.config(**KINDS[kind], num_workers=3, prefetch_factor=4)
+    assert (build_loader(config).num_workers, build_loader(config).prefetch_factor) == (3, 4)
+    with caplog.at_level(logging.INFO):
+        loader = build_loader(replace(config, prefetch_gb=0.0008), mix=False)  # 4 to 8 batches of up to 0.2 MB
+    assert loader.num_workers * (loader.prefetch_factor or 0) < 9
+    assert sum("prefetch_factor" in message for message in caplog.messages) == 1
+    with pytest.raises(ValueError, match="prefetch_gb: 0 is not greater than 0"):
+        corpus.config(prefetch_gb=0)

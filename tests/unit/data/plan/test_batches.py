@@ -3,17 +3,23 @@ from __future__ import annotations
 import pickle
 import tracemalloc
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nest_ssl.data.plan import batches as plans
 from nest_ssl.data.plan.batches import (
+    MAX_SHAPES,
     BatchSpec,
     BucketedPlan,
+    Durations,
     FixedSizePlan,
     Plan,
+    Shape,
+    choose_levels,
     duration_buckets,
     sizes_for_duration,
 )
@@ -122,7 +128,12 @@ def test_every_rank_has_the_same_number_of_batches_of_the_same_size(
 
 
 def buckets(
-    sizes: list[int], batch_sizes: list[int], world_size: int, drop_last: bool, strategy: str = "synced_randomized"
+    sizes: list[int],
+    batch_sizes: list[int],
+    world_size: int,
+    drop_last: bool,
+    strategy: str = "synced_randomized",
+    durations: Durations | None = None,
 ) -> BucketedPlan:
     return BucketedPlan(
         PlainOrder(sum(sizes), 1, True),
@@ -133,6 +144,7 @@ def buckets(
         seed=1,
         fingerprint="data",
         strategy=strategy,
+        durations=durations,
     )
 
 
@@ -255,3 +267,141 @@ def test_ten_million_utterances_cost_four_bytes_each_and_nothing_per_batch() -> 
     assert peak < 50e6
     assert held_after - held < 1e5
     assert len(pickle.dumps(far)) < 1000  # what is sent to a worker
+
+
+# ---- shapes ----
+
+RATE = 16_000
+STRATEGIES = ["fixed_order", "synced_randomized"]
+
+
+def with_durations(num: int, least_s: float = 0.0) -> Durations:
+    """Mixed durations, 2 to 30 s, as many short as long ones on a logarithmic scale."""
+    draw = np.random.default_rng(num).uniform(np.log(2), np.log(30), num)
+    return Durations(np.exp(draw).astype(np.float32), RATE, least_s)
+
+
+def shaped_plan(kind: str, num: int, batch_size: int, world_size: int, drop_last: bool) -> tuple[Plan, Durations]:
+    durations = with_durations(num)
+    shared: dict[str, Any] = {
+        "world_size": world_size,
+        "drop_last": drop_last,
+        "seed": 1,
+        "fingerprint": "",
+        "durations": durations,
+    }
+    if kind in STRATEGIES:
+        bucket_of, longest_s = duration_buckets(durations.seconds, num_buckets=5)
+        sizes = sizes_for_duration(longest_s, batch_duration_s=30.0 * batch_size, quadratic_s=None, max_size=None)
+        repeats = [1 + number % 2 for number in range(len(sizes))]
+        plain = PlainOrder(num, 1, True)
+        plan = BucketedPlan(plain, bucket_of, batch_sizes=sizes, strategy=kind, repeats=repeats, **shared)
+        return plan, durations
+    halves = PlainOrder(num // 2, 1, True), PlainOrder(num - num // 2, 1, True, 1)
+    step_size = batch_size * world_size
+    shards = ShardOrder((num // 2, num - num // 2), 1, True, 10)
+    orders: dict[str, Order] = {
+        "in order": PlainOrder(num, 1, False),
+        "shuffled": PlainOrder(num, 1, True),
+        "mixture": MixtureOrder(halves, share_out(num, [1.0, 3.0]), 1),
+        "endless": MixtureOrder(halves, share_out(-(-num // step_size) * step_size, [1.0, 2.0]), 1),
+        "contiguous": shards,
+        "replicated": shards,
+    }
+    layout = kind if orders[kind] is shards else "interleaved"
+    is_endless = kind == "endless"
+    return FixedSizePlan(orders[kind], batch_size=batch_size, layout=layout, endless=is_endless, **shared), durations
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    kind=st.sampled_from(
+        ["in order", "shuffled", "contiguous", "replicated", "mixture", "endless", *STRATEGIES],
+    ),
+    num=st.integers(2, 400),
+    batch_size=st.integers(1, 9),
+    world_size=st.sampled_from([1, 2, 3, 8]),
+    drop_last=st.booleans(),
+)
+def test_all_ranks_have_one_of_few_shapes_in_every_step_and_every_utterance_fits(
+    kind: str, num: int, batch_size: int, world_size: int, drop_last: bool
+) -> None:
+    plan, durations = shaped_plan(kind, num, batch_size, world_size, drop_last)
+    shapes = plan.shapes()
+    assert len(shapes) <= MAX_SHAPES
+    for epoch in (1, 0):
+        num_steps = plan.num_batches()
+        for step in range(12 if num_steps is None else num_steps):
+            specs = [plan.batch(epoch, step, rank) for rank in range(world_size)]
+            (shape,) = {Shape(len(spec.indices), spec.num_samples or 0) for spec in specs}
+            assert shape in shapes
+            assert max(float(durations.seconds[spec.indices].max()) for spec in specs) * RATE < shape.num_samples
+
+
+def test_shapes_do_not_change_the_plan_nor_its_hash() -> None:
+    for kind in ("shuffled", "synced_randomized"):
+        plan, _ = shaped_plan(kind, 100, 4, 2, False)
+        before = plan.settings(), plan.hash()
+        plan.step_shapes = None
+        assert (plan.settings(), plan.hash()) == before
+        assert plan.batch(0, 0, 0).num_samples is None
+
+
+def test_a_shape_costs_little_more_padding_than_the_longest_utterance_of_a_step() -> None:
+    durations = with_durations(20_000)
+    bucket_of, longest_s = duration_buckets(durations.seconds, num_buckets=30)
+    sizes = sizes_for_duration(longest_s, batch_duration_s=400, quadratic_s=None, max_size=None)
+    few_sizes = [4 if seconds > 15 else 8 for seconds in longest_s]  # buckets of one batch size share their shapes
+    order = PlainOrder(20_000, 1, True)
+    for batch_sizes in (sizes, few_sizes):
+        plan = BucketedPlan(
+            order,
+            bucket_of,
+            batch_sizes=batch_sizes,
+            world_size=8,
+            drop_last=True,
+            seed=1,
+            fingerprint="",
+            durations=durations,
+        )
+        specs = [plan.batch(0, step, rank) for step in range(plan.num_batches()) for rank in range(8)]
+        padded_s = sum(len(spec.indices) * (spec.num_samples or 0) for spec in specs) / RATE
+        own_s = sum(len(spec.indices) * float(durations.seconds[spec.indices].max()) for spec in specs)
+        assert own_s < padded_s < 1.015 * own_s
+
+
+def test_a_rare_long_utterance_does_not_make_every_step_long() -> None:
+    lengths = np.array([1000] * 500 + [1100] * 400 + [9000], dtype=np.int64)
+    assert choose_levels({8: lengths}, {8: 9000}, 32)[8].tolist() == [1000, 1100, 9000]
+    assert choose_levels({8: lengths}, {8: 9000}, 2)[8].tolist() == [1100, 9000]
+    assert choose_levels({8: lengths, 2: lengths[-1:]}, {8: 9000, 2: 9000}, 1) == {8: [9000]}, "most audio"
+
+
+def test_the_last_smaller_steps_of_many_buckets_have_no_shape() -> None:
+    sizes = [50 + n for n in range(30)]
+    seconds = np.repeat(np.arange(1, 31, dtype=np.float32), sizes)
+    plan = buckets(sizes, list(range(2, 32)), 1, False, durations=Durations(seconds, RATE))
+    planned = {(len(spec.indices), spec.num_samples) for (spec,) in zip(*read_epoch(plan), strict=True)}
+    assert len(plan.shapes()) == 30
+    assert {Shape(size, length) for size, length in planned if length is not None} == set(plan.shapes())
+    assert any(length is None for _, length in planned)
+
+
+def test_own_buckets_per_rank_are_planned_for_one_rank_only() -> None:
+    durations = Durations(np.full(60, 3.0, np.float32), RATE)
+    of_one, of_two = (buckets([30, 30], [2, 3], n, True, "fully_randomized", durations) for n in (1, 2))
+    assert of_one.shapes() == [Shape(2, 48_160), Shape(3, 48_160)]
+    assert of_two.shapes() == []
+    assert of_two.batch(0, 0, 1).num_samples is None
+
+
+def test_too_many_own_orders_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "MAX_LOOKED_AT", 100)
+    plan, durations = shaped_plan("replicated", 60, 4, 2, True)
+    assert plan.shapes() == [Shape(4, int(durations.num_samples(durations.seconds.max(keepdims=True))[0]))]
+
+
+def test_short_audio_counts_with_what_it_is_padded_to_and_rounded_durations_have_room() -> None:
+    seconds = np.array([0.3, 2.0, 2.345], np.float32)
+    assert Durations(seconds, RATE, 1.0).num_samples(seconds).tolist() == [16_160, 32_160, 37_600]
+    assert Durations(seconds, 22_050).num_samples(seconds).tolist() == [6820, 44_220, 51_920]

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import logging
+import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import torch
 
 from nest_ssl.config import DatasetConfig
 from nest_ssl.data import LhotseAudioNoiseDataset, build_loader
+from nest_ssl.data.plan.batches import MAX_SHAPES, Shape
 from nest_ssl.data.sources.lhotse import is_endless
 from tests.unit.data.corpus import RATE, Corpus, make_corpus, write_manifest
 
@@ -177,3 +181,61 @@ def test_our_own_keys_for_mixing_datasets_are_reported_as_unused(
 ) -> None:
     build_loader(config(corpus, is_concat=True, bucketing_weights=[1, 2]))
     assert [message.split(":")[0] for message in caplog.messages] == ["is_concat", "bucketing_weights"]
+
+
+FIXED = {"batch_size": None, "batch_duration": None, "bucket_duration_bins": [0.2, 0.3], "bucket_batch_size": [3, 2, 2]}
+
+
+@pytest.mark.parametrize("changed", [{"batch_size": 2}, {"batch_size": 2, "use_bucketing": False}, FIXED])
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_ranks_with_equal_batch_sizes_have_one_of_few_shapes(
+    corpus: Corpus, changed: dict[str, Any], world_size: int
+) -> None:
+    settings = config(corpus, **changed)
+    loaders = [build_loader(settings, rank=rank, world_size=world_size) for rank in range(world_size)]
+    shapes = loaders[0].shapes()
+    assert len(shapes) <= MAX_SHAPES
+    num_planned = 0
+    for step in zip(*(loader.batches for loader in loaders), strict=True):
+        assert len({spec.num_samples for spec in step}) == 1
+        if step[0].num_samples is not None:
+            assert {Shape(len(spec.cuts), spec.num_samples) for spec in step} <= set(shapes)
+            assert max(cut.duration for spec in step for cut in spec.cuts) * RATE < step[0].num_samples
+            num_planned += 1
+    assert num_planned >= 2
+
+
+def test_fixed_batch_sizes_of_buckets_read_every_utterance_once(corpus: Corpus) -> None:
+    batches = list(build_loader(config(corpus, **FIXED)))
+    assert ids(batches) == Counter(f"0-{i}" for i in range(22))
+    assert {len(batch.sample_id or []) for batch in batches} <= {1, 2, 3}
+    assert all(batch.num_cropped == 0 for batch in batches)
+    with pytest.raises(ValueError, match="bucket_batch_size: needs 'use_bucketing: true'"):
+        config(corpus, **FIXED, use_bucketing=False)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({}, "lhotse fills each batch up to batch_duration.*bucket_batch_size"),
+        ({"batch_size": 2, "manifest_filepath": None}, "the longest duration is unknown.*max_duration"),
+    ],
+)
+def test_steps_without_shapes_are_explained(
+    corpus: Corpus, cuts: CutSet, tmp_path: Path, caplog: pytest.LogCaptureFixture, changed: dict[str, Any], reason: str
+) -> None:
+    cuts.to_file(tmp_path / "cuts.jsonl.gz")
+    cuts_path = str(tmp_path / "cuts.jsonl.gz") if "manifest_filepath" in changed else None
+    settings = config(corpus, **changed, cuts_path=cuts_path)
+    with caplog.at_level(logging.INFO):
+        loader = build_loader(settings, world_size=2)
+    assert any(re.search(reason, message) for message in caplog.messages)
+    assert loader.shapes() == []
+    assert all(spec.num_samples is None for spec in loader.batches)
+    if cuts_path is not None:
+        assert build_loader(replace(settings, max_duration=0.5), world_size=2).shapes()
+
+
+def test_the_plan_of_older_checkpoints_is_recognised(corpus: Corpus) -> None:
+    before = config(corpus)
+    assert build_loader(before).plan_hash == build_loader(replace(before, prefetch_gb=1.0)).plan_hash

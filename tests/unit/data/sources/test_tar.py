@@ -12,6 +12,8 @@ import torch
 from nest_ssl.audio import AudioError
 from nest_ssl.config import DatasetConfig
 from nest_ssl.data import TarredAudioNoiseDataset, build_loader
+from nest_ssl.data.batch.collate import needed
+from nest_ssl.data.plan.batches import Shape
 from nest_ssl.data.sources.tar import TarShard
 from tests.unit.data.corpus import RATE, Corpus, write_manifest
 
@@ -90,6 +92,20 @@ def test_replicated_shards_give_every_rank_all_utterances(corpus: Corpus, shards
     ranks = [list(build_loader(settings, rank=rank, world_size=3)) for rank in range(3)]
     assert all(names(batches) == Counter(f"speech_{i}.wav" for i in range(22)) for batches in ranks)
     assert len({tuple(batches[0].audio_filepaths) for batches in ranks}) > 1
+
+
+@pytest.mark.parametrize("more", [{}, {"use_bucketing": True, "num_buckets": 3}, {"drop_last": True}])
+@pytest.mark.parametrize("strategy", ["scatter", "replicate"])
+@pytest.mark.parametrize("per_shard", [True, False])
+def test_all_ranks_have_the_same_planned_shape_which_every_utterance_fits(
+    corpus: Corpus, shards: Path, per_shard: bool, strategy: str, more: dict[str, Any]
+) -> None:
+    settings = config(corpus, shards, per_shard=per_shard, tarred_shard_strategy=strategy, noise_manifest=None, **more)
+    loaders = [build_loader(settings, rank=rank, world_size=2, seed=2) for rank in range(2)]
+    for step in zip(*loaders, strict=True):
+        (shape,) = {Shape(len(batch.audio_filepaths), batch.planned_samples or 0) for batch in step}
+        assert shape in loaders[0].shapes()
+        assert all(needed(batch.audio).shape[1] < shape.num_samples and not batch.num_cropped for batch in step)
 
 
 def test_batches_do_not_depend_on_workers_and_can_be_resumed(corpus: Corpus, shards: Path) -> None:

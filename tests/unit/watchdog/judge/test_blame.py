@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from nest_ssl.watchdog.judge.blame import find_slow, is_suspicious, judge_dead, judge_stalled, with_last_calls
 from nest_ssl.watchdog.judge.failure import Failure
 from nest_ssl.watchdog.rank import InitPart, RankState, Stage, validation_part
 from nest_ssl.watchdog.report import incident
-from nest_ssl.watchdog.rows import RankRow
-from tests.unit.watchdog.facts import FLOOR_S, calls, row, worker
+from nest_ssl.watchdog.rows import GpuRow, RankRow
+from tests.unit.watchdog.facts import FLOOR_S, calls, gpu, row, worker
 
 
 def failure(rank: int, message: str, kind: str = "RuntimeError", at_ns: int = 1) -> Failure:
@@ -43,6 +46,45 @@ def test_out_of_memory_advises_what_to_lower() -> None:
     assert verdict is not None
     assert verdict.kind == "out-of-memory"
     assert "batch_size" in incident.advice(verdict)
+
+
+def test_the_message_of_a_step_that_ran_out_of_memory_is_shown_whole() -> None:
+    message = (
+        "rank 1, step 40: a batch of 32 utterances x 21.5 s does not fit:\n  79.1 of 80.0 GB are in use.\n"
+        "Set model.train_ds.batch_size=24."
+    )
+    verdict = judge_dead(
+        [row(0), row(1, state=RankState.FAILED)], {1: failure(1, message, torch.OutOfMemoryError.__name__)}
+    )
+    assert verdict is not None
+    assert (verdict.kind, verdict.ranks, incident.exit_code_of(verdict)) == ("out-of-memory", [1], 75)
+    assert incident.cause(verdict) == f"OutOfMemoryError: {' '.join(message.split())}"
+    assert incident.advice(verdict) == "set what the message says, then resume"
+
+
+OOM = "the kernel's OOM killer has ended 1 process of this job; the host has 64.0 GB of memory"
+
+
+def test_a_rank_that_the_oom_killer_has_ended_is_told_from_one_that_somebody_killed() -> None:
+    lost = {0: failure(0, "Connection closed by peer")}
+    for oom_killer, kind in ((OOM, "host-memory"), ("", "died")):
+        killed = row(1, Stage.DATA, process="Z", exit_status=-9, oom_killer=oom_killer)
+        verdict = judge_dead([row(0, state=RankState.FAILED, oom_killer=oom_killer), killed], lost)
+        assert verdict is not None
+        assert (verdict.kind, verdict.ranks, incident.exit_code_of(verdict)) == (kind, [1], 75)
+        if oom_killer:
+            assert incident.headline(verdict) == "rank 1 ran out of host memory"
+            assert incident.cause(verdict) == f"process 101 was killed: {OOM}"
+            assert "num_workers, prefetch_factor or prefetch_gb" in incident.advice(verdict)
+
+
+def test_a_worker_that_the_oom_killer_has_ended_is_named() -> None:
+    workers = [worker(pid=901, number=1, path="/big.wav", process="")]
+    failed = row(0, Stage.ENCODER, state=RankState.FAILED, workers=workers, oom_killer=OOM)
+    verdict = judge_dead([failed], {0: failure(0, "DataLoader worker (pid 901) is killed by signal: Killed. ")})
+    assert verdict is not None
+    assert (verdict.kind, verdict.stage, incident.exit_code_of(verdict)) == ("host-memory", Stage.DATA, 75)
+    assert incident.cause(verdict) == f"DataLoader worker 1 (pid 901) was killed: {OOM}"
 
 
 def test_a_lost_gpu_is_named_with_its_host_and_the_run_can_resume() -> None:
@@ -271,3 +313,122 @@ def test_the_rank_that_costs_the_others_most_time_is_slow_and_its_stage_is_named
 def test_a_small_difference_or_a_single_rank_is_not_slow() -> None:
     assert find_slow([row(0, usual_ms={"data": 5.0}), row(1, usual_ms={"data": 40.0})]) is None
     assert find_slow([row(0, usual_ms={"data": 900.0})]) is None
+
+
+# ---- by the GPUs' own marks ----
+
+
+def with_gpus(*gpus: GpuRow, hosts: dict[int, RankRow] | None = None) -> list[RankRow]:
+    """Return one rank per GPU; its host waits, two steps ahead, unless `hosts` says otherwise."""
+    rows = [(hosts or {}).get(rank, row(rank, Stage.TRANSFER)) for rank in range(len(gpus))]
+    return [replace(one, gpu=own) for one, own in zip(rows, gpus, strict=True)]
+
+
+def test_the_gpu_that_is_behind_is_stuck_and_those_in_the_exchange_wait_for_it() -> None:
+    waits = gpu(7, Stage.EXCHANGE)
+    verdict = judge_stalled(with_gpus(waits, waits, gpu(7, Stage.BACKWARD, 63.0), waits), {}, FLOOR_S)
+    assert verdict is not None
+    assert (verdict.kind, verdict.ranks, verdict.stage, verdict.step) == ("gpu-stuck", [2], Stage.BACKWARD, 7)
+    assert incident.headline(verdict) == "rank 2 stalled on the GPU"
+    assert incident.cause(verdict) == (
+        "the GPU has been in backward of step 7 for 63 s; its host is in transfer (process sleeping) and has launched "
+        "2 more batches"
+    )
+    assert incident.others_text(verdict) == "waiting for rank 2: ranks 0, 1 and 3 in exchange of step 7 on the GPU"
+
+
+def test_a_gpu_that_is_stuck_between_two_batches_is_behind_too() -> None:
+    before_8 = gpu(7, Stage.END, launched=8)
+    verdict = judge_stalled(with_gpus(gpu(8, Stage.ENCODER), before_8), {}, FLOOR_S)
+    assert verdict is not None
+    assert (verdict.kind, verdict.ranks, verdict.stage) == ("gpu-stuck", [1], Stage.TRANSFER)
+    assert "in front of the batch after step 7 for 4 s" in incident.cause(verdict)
+
+
+@pytest.mark.parametrize("stage", [Stage.DATA, Stage.TRANSFER])
+def test_a_rank_whose_gpu_has_done_all_it_was_given_is_late_with_its_host(stage: Stage) -> None:
+    done = gpu(7, Stage.END, launched=7)
+    rows = with_gpus(gpu(8, Stage.EXCHANGE), done, gpu(8, Stage.EXCHANGE), hosts={1: row(1, stage, 5.0)})
+    verdict = judge_stalled(rows, {}, FLOOR_S)
+    assert verdict is not None
+    assert (verdict.kind, verdict.ranks, verdict.stage, verdict.stalled_s) == ("host-late", [1], stage, 5.0)
+    assert incident.headline(verdict) == "rank 1 stalled on the host"
+    assert incident.cause(verdict) == (
+        f"the GPU is done with step 7 and waits for more; its host is in {stage.label} (process sleeping)"
+    )
+    assert "ranks 0 and 2 in exchange of step 8 on the GPU" in incident.others_text(verdict)
+
+
+def test_a_host_that_is_late_in_a_step_launched_bit_by_bit_is_told_from_gpus_in_the_same_stage() -> None:
+    """All GPUs are in the encoder, whose batch norms wait for all ranks; one of them was not given the rest of it."""
+    late = gpu(8, Stage.ENCODER, launched=7, is_busy=False)
+    waits = gpu(8, Stage.ENCODER, launched=7)
+    rows = with_gpus(waits, late, hosts={0: row(0, Stage.OPTIMIZER), 1: row(1, Stage.ENCODER)})
+    verdict = judge_stalled(rows, {0: calls(5, 9, done=1), 1: calls(5)}, FLOOR_S)
+    assert verdict is not None
+    assert (verdict.kind, verdict.ranks, verdict.stage) == ("host-late", [1], Stage.ENCODER)
+    assert incident.on_what(verdict) == "collective #2 all_reduce of [9]"
+
+
+def test_gpus_that_all_wait_in_one_collective_are_named_as_that() -> None:
+    verdict = judge_stalled(with_gpus(*[gpu(7, Stage.EXCHANGE)] * 3), {}, FLOOR_S)
+    assert verdict is not None
+    assert (verdict.kind, verdict.ranks, verdict.stage) == ("gpu-unfinished", [0, 1, 2], Stage.EXCHANGE)
+    assert incident.headline(verdict).endswith("wait on the GPU in the same collective, which does not finish")
+    assert "all GPUs have been in exchange of step 7 for 4 s, and none is behind" in incident.cause(verdict)
+
+
+def test_the_one_that_left_an_exchange_in_which_most_wait_has_run_another_graph() -> None:
+    rows = with_gpus(gpu(7, Stage.EXCHANGE), gpu(7, Stage.EXCHANGE), gpu(8, Stage.ENCODER, 3.5))
+    verdict = judge_stalled(rows, {}, FLOOR_S)
+    assert verdict is not None
+    assert (verdict.kind, verdict.ranks, verdict.stage, verdict.step) == ("gpu-ahead", [2], Stage.ENCODER, 8)
+    assert "has left the exchange of step 7, in which the others wait" in incident.cause(verdict)
+
+
+def test_a_single_gpu_can_be_stuck_too() -> None:
+    verdict = judge_stalled(with_gpus(gpu(7, Stage.ENCODER)), {}, FLOOR_S)
+    assert verdict is not None
+    assert (verdict.kind, verdict.ranks, verdict.stage) == ("gpu-stuck", [0], Stage.ENCODER)
+
+
+@pytest.mark.parametrize(
+    "gpus",
+    [
+        [gpu(7, Stage.EXCHANGE), gpu(7, Stage.BACKWARD, 1.0)],  # it was elsewhere a second ago
+        [gpu(7, Stage.EXCHANGE), gpu(7, Stage.BACKWARD, limit_s=30.0)],  # a long stage
+        [gpu(7, Stage.EXCHANGE), gpu(7, Stage.EXCHANGE, 1.0)],
+    ],
+)
+def test_hosts_that_wait_for_gpus_within_their_limit_are_not_blamed(gpus: list[GpuRow]) -> None:
+    rows = with_gpus(*gpus, hosts={0: row(0, Stage.DATA), 1: row(1, Stage.TRANSFER)})
+    assert is_suspicious(rows, FLOOR_S)
+    assert judge_stalled(rows, {}, FLOOR_S) is None
+
+
+def test_a_rank_that_saves_may_let_the_gpus_of_the_others_wait() -> None:
+    saving = row(0, Stage.CHECKPOINT, 4.0, limit_s=30.0, patience_s=30.0)
+    rows = with_gpus(gpu(7, Stage.END, launched=7), gpu(8, Stage.EXCHANGE), hosts={0: saving})
+    assert judge_stalled(rows, {}, FLOOR_S) is None
+
+
+def test_a_stuck_gpu_is_suspicious_while_its_host_still_runs_ahead() -> None:
+    assert is_suspicious(with_gpus(gpu(7, Stage.ENCODER), hosts={0: row(0, Stage.DATA, 0.1)}), FLOOR_S)
+    idle = gpu(9, Stage.END, 100.0)
+    assert not is_suspicious(with_gpus(idle, hosts={0: row(0, Stage.VALIDATION, 0.1)}), FLOOR_S)
+
+
+def test_gpus_that_have_nothing_to_do_leave_the_judgement_to_the_hosts() -> None:
+    idle = gpu(9, Stage.END)
+    hosts = {0: row(0, Stage.VALIDATION, 1.0), 1: row(1, Stage.DATA), 2: row(2, Stage.VALIDATION, 3.5)}
+    rows = with_gpus(idle, idle, idle, hosts=hosts)
+    verdict = judge_stalled(rows, {0: calls(5, 9, done=1), 1: calls(5), 2: calls(5, 9, done=1)}, FLOOR_S)
+    assert verdict is not None
+    assert (verdict.kind, verdict.ranks) == ("missing", [1])
+
+
+def test_diverging_collectives_say_more_than_the_gpus_that_wait_in_them() -> None:
+    rows = with_gpus(gpu(7, Stage.EXCHANGE), gpu(7, Stage.ENCODER), hosts={0: row(0, Stage.DATA, 0.1)})
+    verdict = judge_stalled(rows, {0: calls(5, 9, 5, 9, done=3), 1: calls(5, 9, 5, 7, done=3)}, FLOOR_S)
+    assert verdict is not None
+    assert (verdict.kind, verdict.ranks, verdict.stage, verdict.step) == ("diverged", [1], Stage.ENCODER, 7)

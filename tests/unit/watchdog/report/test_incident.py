@@ -54,7 +54,8 @@ def test_an_incident_names_the_checkpoint_that_a_resume_starts_from(tmp_path: Pa
         ("stalled", {}, 75),
         ("died", {"exit_status": -9}, 75),
         ("died", {"exit_status": 3}, 1),
-        ("out-of-memory", {}, 1),
+        ("out-of-memory", {}, 75),
+        ("host-memory", {}, 75),
     ],
 )
 def test_what_would_recur_needs_a_person_and_the_rest_is_resumable(kind: str, other: dict[str, Any], code: int) -> None:
