@@ -1,7 +1,7 @@
 """How much of the gradient exchange hides behind the backward pass, from a trace of a captured step on one GPU.
 
-    python benchmarks/exchange_overlap.py --output benchmarks/results/exchange_overlap.json --plot docs/images/exchange.svg
-    python benchmarks/exchange_overlap.py --plot-from benchmarks/results/exchange_overlap.json --plot docs/images/exchange.svg
+    python benchmarks/exchange_overlap.py --output benchmarks/results/exchange_overlap.json
+    python benchmarks/exchange_overlap.py --plot-from benchmarks/results/exchange_overlap.json --plot exchange.svg
 
 The trace tells when each bucket of gradients is complete, and when the backward pass ends. Buckets travel one after
 another, each as soon as it is complete: with an assumed bandwidth, that gives the part of the exchange which the step
