@@ -46,6 +46,25 @@ def test_sharded_ranks_train_save_and_resume_like_whole_ones(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+def test_sharded_ranks_on_a_gpu_run_fused_layers_with_the_losses_of_plain_ones(corpus: Path, tmp_path: Path) -> None:
+    """FSDP2 over NCCL, ranks sharing the GPU; dropout 0, so that both forms draw the same numbers."""
+    off = [f"model.encoder.{name}=0" for name in ("dropout", "dropout_pre_encoder", "dropout_emb", "dropout_att")]
+    options = ("trainer.strategy=fsdp", "trainer.devices=2", "trainer.accelerator=gpu", "debug.share_gpu=true", *off)
+    for compile in ("auto", "off"):
+        more = (f"model.compile={compile}", "trainer.max_steps=3", "exp_manager.ema.enable=true")
+        done = run(arguments(corpus, tmp_path, compile, *options, *more, "model.preprocessor.dither=0"))
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert ("fused layers, no CUDA graphs: the weights are sharded" in done.stderr) == (compile == "auto")
+    for column in ("train_loss", "val_loss"):
+        fused, plain = (losses(tmp_path / name / "metrics.csv", column) for name in ("auto", "off"))
+        assert fused.keys() == plain.keys() != set()
+        for step, value in plain.items():
+            assert abs(float(fused[step]) - float(value)) < 2e-2, (column, step)
+    assert load(tmp_path / "auto" / "checkpoints" / "last.ckpt").encoder.n_layers == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 def test_more_ranks_than_gpus_share_them_only_with_the_switch(corpus: Path, tmp_path: Path) -> None:
     count = torch.cuda.device_count()
     options = (*TWO, f"trainer.devices={2 * count}", "trainer.accelerator=gpu", "trainer.precision=bf16")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nest_ssl.files import give_second_name, replace_text, replacing
+from nest_ssl.files import give_second_name, put_in_place, remove, replace_text, replacing
 
 
 def test_a_file_appears_only_when_it_is_complete(tmp_path: Path) -> None:
@@ -72,3 +72,48 @@ def test_a_second_name_is_the_same_file(tmp_path: Path) -> None:
     assert not give_second_name(tmp_path / "gone", second)
     assert second.read_text() == "x"
     assert sorted(os.listdir(tmp_path)) == ["a", "b"]
+
+
+def folder_of(path: Path, text: str) -> Path:
+    path.mkdir()
+    (path / "x").write_text(text)
+    return path
+
+
+def test_a_folder_takes_the_place_of_a_folder_or_a_file_and_can_be_deleted(tmp_path: Path) -> None:
+    last = tmp_path / "last.ckpt"
+    last.write_text("a file")
+    for text in ("old", "new"):
+        put_in_place(folder_of(tmp_path / ".tmp", text), last)
+        assert (last / "x").read_text() == text
+    assert os.listdir(tmp_path) == ["last.ckpt"]
+    remove(last)
+    remove(last)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_kill_while_folders_change_places_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    last, new = folder_of(tmp_path / "last.ckpt", "old"), folder_of(tmp_path / ".tmp", "new")
+    rename = Path.rename
+
+    def killed(path: Path, target: Path) -> Path:
+        if path == new:
+            raise KeyboardInterrupt
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", killed)
+    with pytest.raises(KeyboardInterrupt):
+        put_in_place(new, last)
+    assert (tmp_path / "last-before.ckpt" / "x").read_text() == "old"
+    monkeypatch.undo()
+    put_in_place(new, last)
+    assert sorted(os.listdir(tmp_path)) == ["last.ckpt"]
+
+
+def test_a_folder_gets_a_second_name_file_by_file(tmp_path: Path) -> None:
+    best, last = folder_of(tmp_path / "best", "new"), folder_of(tmp_path / "last", "old")
+    assert give_second_name(best, last)
+    assert (last / "x").samefile(best / "x")
+    remove(best)
+    assert (last / "x").read_text() == "new"
+    assert os.listdir(tmp_path) == ["last"]

@@ -132,6 +132,17 @@ def test_the_newest_checkpoint_is_a_ckpt_and_the_newest_weights_may_be_a_nemo(tm
     assert folder.newest_checkpoint() == folder.newest_weights() == newer
 
 
+def test_a_folder_of_shards_is_a_checkpoint_once_it_is_complete(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    older = make(folder.checkpoints / "older.ckpt", 1000)
+    make(folder.last_checkpoint / ".metadata", 3000)
+    assert folder.newest_checkpoint() == older
+    make(folder.last_checkpoint / "rest.pt", 2000)
+    assert folder.newest_checkpoint() == folder.last_checkpoint
+    resumed = folder.checkpoint_to_resume(ExperimentConfig(resume_if_exists=True))
+    assert resumed == folder.last_checkpoint
+
+
 def test_checkpoints_in_another_folder_are_found_through_hparams(tmp_path: Path) -> None:
     run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     run.mkdir()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from nest_ssl.checkpoint.read import hub_file, read_checkpoint
 from nest_ssl.config import NestConfig
 from nest_ssl.nemo_file import CheckpointError
+from nest_ssl.run_folder import is_checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +107,7 @@ def _list(value: Any) -> list[str]:
 
 def _local_path(key: str, name: str) -> Path:
     path = Path(name).expanduser()
-    if path.is_file():
+    if is_checkpoint(path):
         return path
     if key != "init_from_pretrained_model":
         raise CheckpointError(f"{key}: {path}: no such file.")

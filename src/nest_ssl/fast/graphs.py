@@ -66,10 +66,14 @@ class Padding:
 
     def size(self, num_samples: int) -> int:
         """Return the padded size of audio of this size."""
+        num_frames = num_samples // self.samples_per_frame + 1 if self.samples_per_frame else 1
+        return self.whole_frames(num_samples, max(2, 1 << max(1, num_frames // 32).bit_length() - 1))
+
+    def whole_frames(self, num_samples: int, grain: int = 1) -> int:
+        """Return the size rounded up to a multiple of `grain` encoder frames: enough where a plan has few sizes."""
         if self.samples_per_frame == 0:
             return num_samples
         num_frames = num_samples // self.samples_per_frame + 1
-        grain = max(2, 1 << max(1, num_frames // 32).bit_length() - 1)
         return -(-num_frames // grain) * grain * self.samples_per_frame - 1
 
 
