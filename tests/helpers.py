@@ -76,11 +76,19 @@ def train_step(
     return TrainStep(model, engine, optimizer, None, world or World(), Watch(), **options)
 
 
-def train_on(step: TrainStep, batch: Batch, *, begins: bool = True, updates: bool = True, **options: Any) -> Tensor:
+def train_on(
+    step: TrainStep,
+    batch: Batch,
+    *,
+    begins: bool = True,
+    updates: bool = True,
+    planned: int | None = None,
+    **options: Any,
+) -> Tensor:
     """Train on a batch that is on its device; the loss."""
     audio, audio_len, noisy, noisy_len = batch
     made = AudioNoiseBatch(
-        audio=audio, audio_len=audio_len, noisy_audio=noisy, noisy_audio_len=noisy_len, planned_samples=audio.shape[1]
+        audio=audio, audio_len=audio_len, noisy_audio=noisy, noisy_audio_len=noisy_len, planned_samples=planned
     )
     return step(made, begins=begins, updates=updates, step=0, **options).loss.clone()
 

@@ -427,6 +427,8 @@ def fit(cfg: NestConfig, *, memory_share: float, most: int) -> Fitted:
     """The buckets of `cfg.model.train_ds` with the largest batches for `memory_share` of one GPU of this machine."""
     if not torch.cuda.is_available():
         raise ValueError("fit: no CUDA GPU was found; there is no card to fit the batches to.")
+    if cfg.trainer.accelerator == "cpu":
+        raise ValueError("fit: trainer.accelerator=cpu: there is no card to fit the batches to. Use gpu.")
     if cfg.model.train_ds is None:
         raise ValueError("fit: the configuration has no model.train_ds.")
     if not 0 < memory_share <= 1:
@@ -437,25 +439,32 @@ def fit(cfg: NestConfig, *, memory_share: float, most: int) -> Fitted:
     is_sharded = trainer.strategy_name == "fsdp" and num_ranks > 1
     if is_sharded:
         log.warning(
-            "trainer.strategy=fsdp: fit trains one rank with whole weights, by the layers and graphs of ddp. Sharded "
-            "over %d ranks the weights take less, the layers may take more: watch the memory of the first steps.",
+            "trainer.strategy=fsdp: fit trains one rank with whole weights and CUDA graphs. Sharded over %d ranks, "
+            "weights and optimizer take less and steps are not captured: larger batches may fit, and times differ.",
             num_ranks,
         )
     one = dataclasses.replace(trainer, devices=1 if listed is None else listed[:1], num_nodes=1)
     alone = dataclasses.replace(cfg, trainer=one)
     # Several ranks need memory for their exchange and their communicators: one rank makes all collectives with itself.
     with joined(one, ALONE, collectives=num_ranks > 1 and not is_sharded) as world:
-        return _fit(alone, world, Card(world.device, memory_share), most, Host.here(per_node), num_ranks)
+        card = Card(world.device, memory_share)
+        try:
+            return _fit(alone, world, card, most, Host.here(per_node), num_ranks)
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0, world.device)
 
 
 def _fit(cfg: NestConfig, world: World, card: Card, most: int, host: Host, num_ranks: int) -> Fitted:
     dataset = cfg.model.train_ds
     assert dataset is not None
+    durations_s = bucket_durations(dataset)
+    # What a loader refuses, it should refuse before the search.
+    _loader(cfg, [Bucket(longest_s, 1) for longest_s in durations_s], num_ranks)
     try:
         trial = TrainingTrial(cfg, world, card)
     except torch.OutOfMemoryError as error:
         raise ValueError("fit: the model alone does not fit on this card. Take a smaller one.") from error
-    found = fit_buckets(trial, bucket_durations(dataset), most)
+    found = fit_buckets(trial, durations_s, most)
     loader: PlannedLoader | None = None
 
     def holds(buckets: list[Bucket]) -> bool:

@@ -84,7 +84,7 @@ def test_row_27_out_of_memory_on_one_rank_is_reported_with_advice(lab: Lab, whol
     run = lab.start("encoder:run_out_of_memory 1 4").wait()
     incident = check_named(run, ranks=[1], stage="encoder", within_s=3)
     assert incident["kind"] == "out-of-memory"
-    assert "batch_size" in incident["advice"]
+    assert "Lower model.train_ds.batch_size" in incident["cause"]
     assert "the longest" in incident["text"]
     check_resumes(lab, run, whole)
 

@@ -342,7 +342,9 @@ class Engine:
             reason = "the plan gives no common size" if planned is None else "its norm would count padding"
             log_once(f"No CUDA graph for a step on several ranks: {reason}.")
             return None
-        return self._padding.size(max(batch[0].shape[1], planned or 0))
+        if planned is None:
+            return self._padding.size(batch[0].shape[1])
+        return self._padding.whole_frames(max(batch[0].shape[1], planned))
 
     def _captured(
         self, graphs: Graphs, key: Key, batch: Batch, work: Work, context: tuple[int, int] | None

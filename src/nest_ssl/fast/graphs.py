@@ -10,6 +10,8 @@ padded to one of few sizes (results do not change), so that shapes repeat.
 from __future__ import annotations
 
 import contextlib
+import functools
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -64,10 +66,14 @@ class Padding:
 
     def size(self, num_samples: int) -> int:
         """Return the padded size of audio of this size."""
+        num_frames = num_samples // self.samples_per_frame + 1 if self.samples_per_frame else 1
+        return self.whole_frames(num_samples, max(2, 1 << max(1, num_frames // 32).bit_length() - 1))
+
+    def whole_frames(self, num_samples: int, grain: int = 1) -> int:
+        """Return the size rounded up to a multiple of `grain` encoder frames: enough where a plan has few sizes."""
         if self.samples_per_frame == 0:
             return num_samples
         num_frames = num_samples // self.samples_per_frame + 1
-        grain = max(2, 1 << max(1, num_frames // 32).bit_length() - 1)
         return -(-num_frames // grain) * grain * self.samples_per_frame - 1
 
 
@@ -94,14 +100,17 @@ class Lane:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        self.device, self._index = device, torch.cuda._utils._get_device_index(device)
         self.stream = torch.cuda.Stream(device)
+        self._kept: weakref.finalize[Any, Any] | None = None
         self.renew()
 
     def renew(self) -> None:
         """Start with other memory; the old one is free once no graph uses it."""
-        self._pool = torch.cuda.MemPool()
-        self._handle: Any = self._pool.id
+        if self._kept is not None:
+            self._kept()
+        self._pool: Any = torch.cuda.graph_pool_handle()
+        self._kept = None
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
@@ -115,21 +124,27 @@ class Lane:
     @contextlib.contextmanager
     def computing(self) -> Iterator[None]:
         """The same, and allocate in the shared memory: in the backward pass too, whose thread has this stream."""
-        index, pool = torch.cuda._utils._get_device_index(self.device), self._handle
         with self.entered():
-            torch._C._cuda_beginAllocateCurrentStreamToPool(index, pool)
+            torch._C._cuda_beginAllocateCurrentStreamToPool(self._index, self._pool)
             try:
                 yield
             finally:
-                torch._C._cuda_endAllocateToPool(index, pool)
-                torch._C._cuda_releasePool(index, pool)
+                torch._C._cuda_endAllocateToPool(self._index, self._pool)
+                # Torch counts who uses the memory. The first use counts for as long as there is this lane; torch's own
+                # MemPool would insist on going after all graphs, in whatever order they are collected.
+                release = functools.partial(torch._C._cuda_releasePool, self._index, self._pool)
+                if self._kept is None:
+                    self._kept = weakref.finalize(self, release)
+                    self._kept.atexit = False
+                else:
+                    release()
 
     def record(self, run: Callable[[], None]) -> torch.cuda.CUDAGraph:
         """Capture what `run` launches; nothing runs before the first replay."""
         graph = torch.cuda.CUDAGraph()
         # A weight cast to bf16 before the capture would be read, unchanged, by every replay.
         torch.clear_autocast_cache()
-        with torch.cuda.graph(graph, pool=self._handle, stream=self.stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self.stream, capture_error_mode="thread_local"):
             run()
         torch.clear_autocast_cache()
         return graph

@@ -271,7 +271,6 @@ def place_model(cfg: NestConfig, model: EncDecDenoiseMaskedTokenPredModel, world
     watch.marks_gpu(world.device)
     if watch.agent is not None:
         mark_stages(model, lambda stage, part: watch.enter(stage, part))
-        watch.marks_gpu(world.device)
     look_closer(cfg.debug, model, watch, world, cfg.watchdog.floor_s)
 
 

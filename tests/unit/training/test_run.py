@@ -20,7 +20,11 @@ from nest_ssl.training import run as running
 def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process stays the test's: no handlers of signals, no heartbeat."""
     agent = SimpleNamespace(
-        has_monitor=False, gpu="GPU 5 (GPU-8a) of gpu07", mark=SimpleNamespace(), fail=lambda error: None
+        has_monitor=False,
+        gpu="GPU 5 (GPU-8a) of gpu07",
+        mark=SimpleNamespace(),
+        fail=lambda error: None,
+        why_killed=lambda error: "",
     )
 
     @contextlib.contextmanager

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from nest_ssl.training.step import LookBack, skip_gradient
+from nest_ssl.training.step import REMEMBERED, LookBack, hash_of, skip_gradient
 
 
 class Training:
@@ -21,38 +21,66 @@ class Training:
     def step(self, value: float, *, skip: bool) -> None:
         for parameter in self.model.parameters():
             parameter.grad = torch.full_like(parameter, value)
-        skip_gradient(self.optimizer, torch.tensor(skip))
+        skip_gradient(self.optimizer, torch.tensor(float(skip)))
         self.optimizer.step()
 
 
+class Losses:
+    """Stands for the results of steps: the losses of batches and the steps skipped in a row."""
+
+    def __init__(self) -> None:
+        self.losses, self.in_a_row, self.num_batches = torch.zeros(REMEMBERED), torch.tensor(0), 0
+
+    def add(self, loss: float) -> None:
+        self.losses[self.num_batches % REMEMBERED] = loss
+        self.num_batches += 1
+
+
+def looking_back(model: nn.Module, rank: int = 0) -> tuple[LookBack, Losses]:
+    losses: Any = Losses()
+    return LookBack(model, losses, rank), losses
+
+
 def test_files_of_a_batch_that_is_not_finite_are_named_with_their_step(caplog: pytest.LogCaptureFixture) -> None:
-    look_back = LookBack(nn.Linear(1, 1), rank=3)
+    look_back, losses = looking_back(nn.Linear(1, 1), rank=3)
     for step, loss in ((2, 1.0), (2, float("nan")), (3, 1.0), (4, float("inf"))):
-        look_back.note(step, torch.tensor(loss), [f"{step}-{loss}.wav"])
-    look_back.look(5, None)
+        losses.add(loss)
+        look_back.note(step, [f"{step}-{loss}.wav"])
+    look_back.look(5)
     named = [record.args for record in caplog.records]
     assert named == [(3, 2, "2-nan.wav"), (3, 4, "4-inf.wav")]
-    look_back.look(6, None)
+    look_back.look(6)
     assert len(caplog.records) == 2  # each is named once
+
+
+def test_no_loss_is_forgotten_however_rarely_somebody_looks(caplog: pytest.LogCaptureFixture) -> None:
+    look_back, losses = looking_back(nn.Linear(1, 1))
+    for step in range(2 * REMEMBERED + 5):
+        losses.add(float("nan") if step in (3, REMEMBERED + 7, 2 * REMEMBERED + 1) else 1.0)
+        look_back.note(step, [f"{step}.wav"])
+    look_back.look(0)
+    steps = [3, REMEMBERED + 7, 2 * REMEMBERED + 1]
+    assert [record.args for record in caplog.records] == [(0, step, f"{step}.wav") for step in steps]
 
 
 def test_statistics_that_a_batch_has_spoilt_are_repaired() -> None:
     model = nn.BatchNorm1d(2)
-    look_back = LookBack(model, rank=0)
-    model.get_buffer("running_mean").fill_(3.0)
-    look_back.note(0, torch.tensor(1.0), [])
-    look_back.look(1, None)
-    model.get_buffer("running_mean").fill_(float("nan"))
-    look_back.note(1, torch.tensor(float("nan")), [])
-    look_back.look(2, None)
+    look_back, losses = looking_back(model)
+    for step, (loss, mean) in enumerate(((1.0, 3.0), (float("nan"), float("nan")))):
+        model.get_buffer("running_mean").fill_(mean)
+        losses.add(loss)
+        look_back.note(step, [])
+        look_back.look(step + 1)
     assert model.get_buffer("running_mean").tolist() == [3.0, 3.0]
 
 
 def test_a_run_that_does_not_recover_ends() -> None:
-    look_back = LookBack(nn.Linear(1, 1), rank=0)
-    look_back.note(40, torch.tensor(float("nan")), [])
+    look_back, losses = looking_back(nn.Linear(1, 1))
+    losses.add(float("nan"))
+    look_back.note(40, [])
+    losses.in_a_row.fill_(20)
     with pytest.raises(RuntimeError, match="step 40: no finite gradient for 20 steps in a row"):
-        look_back.look(40, torch.tensor(20))
+        look_back.look(40)
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -91,3 +119,12 @@ def test_a_skipped_step_changes_neither_weights_nor_state(fused: bool, bad: floa
             assert torch.equal(value, state[place][name]), name
     step(1.0, skip=False)
     assert not torch.equal(model.weight, weights["weight"])
+
+
+def test_a_hash_sees_one_bit_and_the_order() -> None:
+    tensors = [torch.arange(6.0).view(2, 3), torch.ones(2)]
+    before = hash_of(tensors)
+    assert hash_of([tensor.clone() for tensor in tensors]) == before
+    tensors[0][1, 2] = torch.nextafter(tensors[0][1, 2], torch.tensor(9.0))
+    assert hash_of(tensors) != before
+    assert hash_of([torch.tensor([1.0, 2.0])]) != hash_of([torch.tensor([2.0, 1.0])])

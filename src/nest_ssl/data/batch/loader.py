@@ -95,7 +95,7 @@ class PlanSampler(BatchSampler):
         return self.plan.shapes()
 
     def largest_batch(self) -> int | None:
-        return None if self.plan.step_shapes is None else self.plan.step_shapes.largest()
+        return self.plan.largest_batch
 
     def num_sizes_without_shape(self) -> int:
         return 0 if self.plan.step_shapes is None else self.plan.step_shapes.num_sizes_left_out

@@ -76,6 +76,8 @@ class Plan(ABC):
     seed: int
     step_shapes: StepShapes | None = None
     """None: durations are unknown, or batch sizes differ between ranks."""
+    largest_batch: int | None = None
+    """Samples of the largest batch, with padding; None: durations are unknown."""
 
     @abstractmethod
     def num_batches(self) -> int | None:
@@ -349,6 +351,7 @@ class FixedSizePlan(Plan):
         if durations is not None:
             longest_s = durations.seconds.max(keepdims=True)
             self.step_shapes = StepShapes(durations, [self.cut], longest_s, self._members)
+            self.largest_batch = self.step_shapes.largest()
 
     def num_batches(self) -> int | None:
         return None if self.endless else self.cut.num_steps
@@ -423,11 +426,13 @@ class BucketedPlan(Plan):
         self._grouped: Indices = np.empty(0, dtype=np.uint32)
         self._schedule_key: tuple[int, int] | None = None
         self._shuffled_steps: npt.NDArray[np.int64] = np.empty(0, dtype=np.int64)
-        one_bucket_per_step = strategy != "fully_randomized" or world_size == 1
-        if durations is not None and one_bucket_per_step:
+        if durations is not None:
             longest_s = np.zeros(len(batch_sizes), dtype=np.float32)
             np.maximum.at(longest_s, bucket_of, durations.seconds)
-            self.step_shapes = StepShapes(durations, self.cuts, longest_s, self._members, self.repeats)
+            shapes = StepShapes(durations, self.cuts, longest_s, self._members, self.repeats)
+            self.largest_batch = shapes.largest()
+            one_bucket_per_step = strategy != "fully_randomized" or world_size == 1
+            self.step_shapes = shapes if one_bucket_per_step else None
 
     def num_batches(self) -> int:
         return len(self._step_buckets)

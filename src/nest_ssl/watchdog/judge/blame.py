@@ -288,11 +288,9 @@ def _left_early(rows: Sequence[RankRow], flights: Mapping[int, Flight]) -> Verdi
 
 
 def _holds_gil(active: Sequence[RankRow]) -> Verdict | None:
-    culprits = [
-        row
-        for row in active
-        if not row.is_gone and not row.is_stopped and row.heartbeat_s > GIL_S and row.in_stage_s > row.limit_s
-    ]
+    # A launch that waits, with the GIL, for room in the queue of a busy GPU is a consequence.
+    able = [row for row in active if not row.is_gone and not row.is_stopped and not (row.gpu and row.gpu.is_busy)]
+    culprits = [row for row in able if row.heartbeat_s > GIL_S and row.in_stage_s > row.limit_s]
     if not culprits:
         return None
     return Verdict("gil", culprits, max(row.in_stage_s for row in culprits), waiting=_others(active, culprits))

@@ -392,6 +392,7 @@ def test_own_buckets_per_rank_are_planned_for_one_rank_only() -> None:
     of_one, of_two = (buckets([30, 30], [2, 3], n, True, "fully_randomized", durations) for n in (1, 2))
     assert of_one.shapes() == [Shape(2, 48_160), Shape(3, 48_160)]
     assert of_two.shapes() == []
+    assert of_one.largest_batch == of_two.largest_batch == 3 * 48_160
     assert of_two.batch(0, 0, 1).num_samples is None
 
 

@@ -386,6 +386,13 @@ def test_the_one_that_left_an_exchange_in_which_most_wait_has_run_another_graph(
     assert "has left the exchange of step 7, in which the others wait" in incident.cause(verdict)
 
 
+def test_a_launch_that_holds_the_gil_waits_for_the_gpu() -> None:
+    hosts = {rank: row(rank, Stage.BACKWARD, heartbeat_s=9.0) for rank in range(2)}
+    verdict = judge_stalled(with_gpus(gpu(7, Stage.EXCHANGE), gpu(7, Stage.ENCODER), hosts=hosts), {}, FLOOR_S)
+    assert verdict is not None
+    assert (verdict.kind, verdict.ranks) == ("gpu-stuck", [1])
+
+
 def test_a_single_gpu_can_be_stuck_too() -> None:
     verdict = judge_stalled(with_gpus(gpu(7, Stage.ENCODER)), {}, FLOOR_S)
     assert verdict is not None
