@@ -9,6 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+SHARDS_INDEX, SHARDS_REST = ".metadata", "rest.pt"
+"""A checkpoint of sharded weights (`trainer.strategy=fsdp`) is a folder of shards, with torch's index of the tensors in
+them, and a file with the rest."""
+
 
 @contextlib.contextmanager
 def replacing(path: str | Path, *, sync: bool = True) -> Iterator[IO[bytes]]:

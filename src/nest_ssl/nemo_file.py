@@ -1,7 +1,7 @@
 """`.nemo` files: a tar of `model_config.yaml` and `model_weights.ckpt`, read without trusting it.
 
 Nothing is unpacked to disk, no name in the file is imported, weights can only be tensors, and sizes are checked before
-anything is read.
+anything is read. Training checkpoints in shards are read here too, in the same spirit.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import pickle
 import re
 import stat
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
@@ -26,7 +27,7 @@ from torch import Tensor
 from nest_ssl._version import __version__
 from nest_ssl.config import ModelConfig
 from nest_ssl.config.targets import nemo_target
-from nest_ssl.files import replacing
+from nest_ssl.files import SHARDS_INDEX, SHARDS_REST, replacing
 
 CONFIG_NAME, WEIGHTS_NAME = "model_config.yaml", "model_weights.ckpt"
 
@@ -225,3 +226,101 @@ def _as_checkpoint_errors(path: Path, what: str) -> Iterator[None]:
     except (OSError, EOFError, ValueError, OverflowError, tarfile.TarError, zlib.error) as error:
         reason = "it is empty" if path.stat().st_size == 0 else one_line(error)
         raise CheckpointError(f"{path}: {what}: {reason}.") from error
+
+
+# ---- checkpoints in shards: a folder that torch.distributed.checkpoint wrote ----
+
+OPTIMIZER = "optimizer"
+"""Tensors are named `state_dict.NAME`, `current_model_state.NAME` and `optimizer.NUMBER.KIND`."""
+_INDEX_GLOBALS = {
+    "torch": {"Size", "device", *(str(value)[6:] for value in vars(torch).values() if isinstance(value, torch.dtype))},
+    "torch.serialization": {"_get_layout"},
+    "torch.distributed.checkpoint.metadata": {
+        *("Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata", "ChunkStorageMetadata"),
+        *("TensorProperties", "_MEM_FORMAT_ENCODING"),
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "pathlib": {"PosixPath", "WindowsPath"},  # where it was written
+    "pathlib._local": {"PosixPath", "WindowsPath"},
+}
+"""What the index may be made of; torch itself would unpickle anything."""
+
+Empty = Callable[[str, torch.Size, torch.dtype], Tensor]
+"""Makes the tensor that a stored one of this name, size and type is read into."""
+
+
+class _IndexUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if name not in _INDEX_GLOBALS.get(module, ()):
+            raise pickle.UnpicklingError(f"contains a {module}.{name}; refused")
+        return super().find_class(module, name)
+
+
+def read_rest(folder: Path) -> dict[str, Any]:
+    """Read all of a checkpoint in shards but the tensors in the shards."""
+    path = folder / SHARDS_REST
+    check_is_file(path)
+    try:
+        with path.open("rb") as file:
+            content: dict[str, Any] = read_weights(file, str(path))
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"{path}: not a readable training checkpoint: {one_line(error)}") from error
+    return content
+
+
+def read_sharded(folder: Path, empty: Empty | None = None, *, only: str = "") -> dict[str, Any]:
+    """Read a checkpoint in shards into the form that a `.ckpt` file has.
+
+    Without `empty` its tensors are whole, on the CPU. A tensor that `empty` makes may be this rank's shard: only that
+    part is read, by whatever number of ranks it was written. `only` tensors whose names begin so are read.
+    """
+    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    content = read_rest(folder)
+    index = read_index(folder)
+    tensors: dict[str, Any] = {}
+    for name, about in index.state_dict_metadata.items():
+        if name.startswith(only):
+            make = empty or (lambda _, size, dtype: torch.empty(size, dtype=dtype))
+            tensors[name] = make(name, about.size, about.properties.dtype)
+    reader, planner = FileSystemReader(folder), DefaultLoadPlanner(flatten_state_dict=False)
+    # What torch's `load` does, without its collectives: each rank finds in the index what it needs.
+    planner.set_up_planner(tensors, index, is_coordinator=False)
+    reader.set_up_storage_reader(index, is_coordinator=False)
+    reader.read_data(planner.finish_plan(reader.prepare_local_plan(planner.create_local_plan())), planner).wait()
+    for place, value in tensors.items():
+        section, name = place.split(".", 1)
+        if section == OPTIMIZER:
+            number, kind = name.split(".", 1)
+            content["optimizer_states"][0]["state"].setdefault(int(number), {})[kind] = value
+        else:
+            content.setdefault(section, {})[name] = value
+    return content
+
+
+def read_index(folder: Path) -> Any:
+    """Read the index of a checkpoint in shards, and check that the folder contains what it lists."""
+    path = folder / SHARDS_INDEX
+    check_is_file(path)
+    try:
+        with path.open("rb") as file:
+            index = _IndexUnpickler(file).load()
+        stored = {info.relative_path: 0 for info in index.storage_data.values()}
+        for info in index.storage_data.values():
+            stored[info.relative_path] = max(stored[info.relative_path], info.offset + info.length)
+        sizes = [about.size.numel() * about.properties.dtype.itemsize for about in index.state_dict_metadata.values()]
+    except Exception as error:
+        raise CheckpointError(f"{path}: not a readable index of shards: {one_line(error)}") from error
+    for name, num_bytes in stored.items():
+        shard = folder / name
+        if Path(name).name != name or not shard.is_file() or shard.stat().st_size < num_bytes:
+            raise CheckpointError(
+                f"{folder}: its shard {name} is missing or incomplete. All ranks must write to one folder: with "
+                f"several nodes, exp_manager.exp_dir has to be on a file system that they share."
+            )
+    if sum(sizes) > sum(stored.values()):
+        raise CheckpointError(f"{folder}: its index describes {sum(sizes):,} bytes, its shards have fewer; refused.")
+    return index

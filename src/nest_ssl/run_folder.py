@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from nest_ssl.files import replacing
+from nest_ssl.files import SHARDS_INDEX, SHARDS_REST, replacing
 
 if TYPE_CHECKING:
     from nest_ssl.config import CheckpointConfig, ExperimentConfig
@@ -26,9 +26,6 @@ DEFAULT_ROOT = "nest_experiments"
 CHECKPOINTS = "checkpoints"
 LAST = "last.ckpt"
 """The checkpoint that a run continues from."""
-SHARDS_INDEX, SHARDS_REST = ".metadata", "rest.pt"
-"""A checkpoint of sharded weights (`trainer.strategy=fsdp`) is a folder of shards, with torch's index of the tensors in
-them, and a file with the rest."""
 METRICS = "metrics.csv"
 HPARAMS = "hparams.yaml"
 COMMIT = "git-commit.txt"

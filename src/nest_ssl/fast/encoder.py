@@ -31,7 +31,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
-from nest_ssl.fast.graphs import is_sharded
 from nest_ssl.fast.ops.dropout import draw_seeds, dropout
 from nest_ssl.modules import ConformerEncoder
 from nest_ssl.modules.attention import MultiHeadAttention, RelPositionMultiHeadAttention
@@ -157,7 +156,7 @@ def inside_call(module: nn.Module, function: Callable[..., Any], *args: Any) -> 
 
     The backward pass gathers them again.
     """
-    if not is_sharded(module):
+    if not hasattr(module, "unshard"):  # a method of torch's FSDPModule
         return function(module, *args)
     module.forward = functools.partial(function, module)
     try:

@@ -261,23 +261,20 @@ def is_as_built(module: nn.Module) -> bool:
     """Return False if a part was replaced (adapters, parametrisations) or has a hook that must run.
 
     Code that reads the weights of parts instead of calling them must ask. Sharded parts are as built, but their weights
-    are there only inside a call of them (`is_sharded`).
+    are there only inside a call of them.
     """
     return "forward" not in vars(module) and all(_is_plain(part) for part in module.modules() if part is not module)
 
 
 def _is_plain(part: nn.Module) -> bool:
-    kind = type(part).__mro__[2] if is_sharded(part) else type(part)  # torch's class, FSDPModule, then the part's own
+    is_sharded = type(part).__module__.startswith(_FSDP)
+    kind = type(part).__mro__[2] if is_sharded else type(part)  # torch's class, FSDPModule, then the part's own
     has_own_forward = kind.__module__.startswith(_BUILT_FROM) and "forward" not in vars(part)
     return has_own_forward and not any(must_run(hook) for hook in hooks_of(part) if not _gathers(hook))
 
 
-def is_sharded(part: nn.Module) -> bool:
-    """Return whether FSDP2 shares out the weights of this part: its hooks gather them when the part is called."""
-    return type(part).__module__.startswith(_FSDP)
-
-
 def _gathers(hook: Callable[..., Any]) -> bool:
+    """Return whether this is FSDP2's hook, which gathers the weights of a part that is called."""
     return type(getattr(hook, "__self__", None)).__module__.startswith(_FSDP)
 
 

@@ -16,11 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nest_ssl.checkpoint.read import read_checkpoint
 from nest_ssl.config import CheckpointConfig
 from nest_ssl.config.checks import duration_s
 from nest_ssl.files import give_second_name, put_in_place, remove, replacing
-from nest_ssl.nemo_file import nemo_config, write_nemo
+from nest_ssl.nemo_file import nemo_config, read_sharded, write_nemo
 from nest_ssl.run_folder import RunFolder, is_checkpoint
 from nest_ssl.training.parallel import World
 from nest_ssl.training.sharding import gathered, is_shard, part, write_shards
@@ -151,9 +150,11 @@ class Saver:
         weights = gathered(weights, self.world)
         if self.params.save_best_model and self.best and self.world.is_first:
             best = min if self.params.mode == "min" else max
-            path = best(self.best, key=lambda path: self.best[path])
+            path = Path(best(self.best, key=lambda path: self.best[path]))
             log.info("the best checkpoint becomes the .nemo file: %s", path)
-            weights = read_checkpoint(Path(path)).weights
+            sharded = path.is_dir()
+            content = read_sharded(path, only="state_dict.") if sharded else torch.load(path, "cpu", weights_only=True)
+            weights = content["state_dict"]
         self._write_nemo(trained, weights)
 
     def _write_nemo(self, trained: Trained, weights: Mapping[str, Tensor]) -> None:

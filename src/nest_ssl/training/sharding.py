@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, distributed, nn
 
-from nest_ssl.checkpoint.read import OPTIMIZER, read_index, read_sharded
-from nest_ssl.files import put_in_place, remove, replacing
-from nest_ssl.run_folder import SHARDS_REST
+from nest_ssl.files import SHARDS_REST, put_in_place, remove, replacing
+from nest_ssl.nemo_file import OPTIMIZER, read_index, read_sharded
 
 if TYPE_CHECKING:
     from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
@@ -211,7 +210,7 @@ def write_shards(path: Path, checkpoint: Mapping[str, Any], world: World) -> Non
 
 
 def _separated(checkpoint: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The tensors for the shards, and the rest of the checkpoint; `checkpoint.read` puts them together again."""
+    """The tensors for the shards, and the rest of the checkpoint; `read_sharded` puts them together again."""
     rest = {key: value for key, value in checkpoint.items() if key not in _SECTIONS}
     tensors: dict[str, Any] = {section: dict(checkpoint[section]) for section in _SECTIONS if section in checkpoint}
     if "optimizer_states" in rest:

@@ -34,8 +34,7 @@ import torch
 from torch import Tensor
 
 from nest_ssl._version import __version__
-from nest_ssl.checkpoint.read import read_rest
-from nest_ssl.nemo_file import nemo_config
+from nest_ssl.nemo_file import nemo_config, read_rest
 from nest_ssl.training.metrics import EpochMeans
 from nest_ssl.training.sharding import (
     load_optimizer_state,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import pickle
 import shutil
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from nest_ssl import load
 from nest_ssl.config import CheckpointConfig, EmaConfig, OptimConfig
@@ -128,7 +131,24 @@ def train_and_save(world: World, folder: Path) -> dict[str, Any]:
     ours.save_last(state, trained)
     ours.save_nemo_at_end(trained)
     saved = whole_state(trained, world)
-    return {"ways": ways, "num_graphs": num_graphs, "saved": saved, "losses": take_steps(trained, range(2, 3))}
+    losses = take_steps(trained, range(2, 3))
+    refused = failure(ours, trained, world)
+    return {"ways": ways, "num_graphs": num_graphs, "saved": saved, "losses": losses, "refused": refused}
+
+
+def failure(ours: Saver, trained: Trained, world: World) -> str:
+    """What a rank says when the disk of rank 1 is full."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if world.rank == 1:
+        FileSystemWriter.write_data = full  # type: ignore[assignment]
+    try:
+        ours.save_last(TrainState(step=3), trained)
+    except OSError as error:
+        return str(error)
+    return "nothing"
 
 
 def resume(world: World, path: Path) -> dict[str, Any]:
@@ -170,6 +190,14 @@ def test_sharded_steps_are_those_of_whole_weights(run: tuple[Path, dict[str, Any
 def test_sharded_layers_are_compiled_once_for_all_of_them(run: tuple[Path, dict[str, Any]]) -> None:
     assert run[1]["ways"]["fused"]["plan"].startswith("fused layers")
     assert run[1]["num_graphs"] == 1
+
+
+def test_a_rank_that_cannot_write_fails_all_of_them_and_leaves_the_earlier_checkpoint(
+    run: tuple[Path, dict[str, Any]],
+) -> None:
+    said = run[1]["refused"]
+    assert "last.ckpt: the checkpoint could not be written: No space left on device" in said
+    assert read_checkpoint(run[0] / "last.ckpt")["global_step"] == 2
 
 
 def test_a_checkpoint_in_shards_loads_as_a_model(run: tuple[Path, dict[str, Any]]) -> None:
