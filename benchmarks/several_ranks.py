@@ -102,13 +102,21 @@ def rank_main(rank: int, size: int, options: argparse.Namespace, combinations: l
     facts = RankFacts(rank, rank, size, size, 0, "environment", "127.0.0.1", options.port)
     os.environ.update(facts.variables())
     os.environ.update(shared_gpu_variables(facts))
+    os.environ.update(NCCL_SOCKET_NTHREADS="2", NCCL_NSOCKS_PERTHREAD="4")  # one stream per pair carries 1 GB/s
     torch.set_num_threads(1)
     device = torch.device("cuda", 0)
     torch.cuda.set_device(device)
     distributed.init_process_group("nccl", device_id=device)
     world = World(rank, rank, size, device, gradient_group=distributed.new_group())
-    found = [{c: run(world, options, combination, c) for c in (True, False)} for combination in combinations]
-    Path(folder, f"{rank}.json").write_text(json.dumps([{str(k): v for k, v in one.items()} for one in found]))
+    for combination in combinations:
+        own = {str(captured): run(world, options, combination, captured) for captured in (True, False)}
+        ranks: list[Any] = [None] * size
+        distributed.all_gather_object(ranks, own)
+        if rank == 0:
+            row = compare(size, combination, ranks)
+            print(json.dumps(row), flush=True)
+            with Path(folder, "rows.jsonl").open("a") as file:
+                file.write(json.dumps(row) + "\n")
     distributed.barrier()
     distributed.destroy_process_group()
 
@@ -140,6 +148,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[4, 2, 8])
     parser.add_argument("--steps", type=int, default=200, help="of the first number of ranks with sync_batchnorm")
     parser.add_argument("--steps-of-others", type=int, default=20)
+    parser.add_argument("--only-first", action="store_true", help="sync_batchnorm without accumulation alone")
     parser.add_argument("--port", type=int, default=29_617)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
@@ -150,12 +159,10 @@ def main() -> None:
             (synchronized, accumulate, long if synchronized and accumulate == 1 else options.steps_of_others)
             for synchronized, accumulate in product((True, False), (1, 2))
         ]
+        combinations = combinations[:1] if options.only_first else combinations
         with tempfile.TemporaryDirectory() as folder:
             spawn(rank_main, (size, options, combinations, folder), nprocs=size)
-            ranks = [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(size)]
-        for number, combination in enumerate(combinations):
-            rows.append(compare(size, combination, [rank[number] for rank in ranks]))
-            print(json.dumps(rows[-1]), flush=True)
+            rows += [json.loads(line) for line in Path(folder, "rows.jsonl").read_text().splitlines()]
     result = {
         "size": options.size,
         "batch": f"{UTTERANCES} x {SECONDS:g} s",
