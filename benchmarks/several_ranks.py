@@ -109,7 +109,13 @@ def rank_main(rank: int, size: int, options: argparse.Namespace, combinations: l
     distributed.init_process_group("nccl", device_id=device)
     world = World(rank, rank, size, device, gradient_group=distributed.new_group())
     for combination in combinations:
-        own = {str(captured): run(world, options, combination, captured) for captured in (True, False)}
+        own = {}
+        for captured in (True, False):
+            started = time.perf_counter()
+            own[str(captured)] = run(world, options, combination, captured)
+            if rank == 0:
+                seconds = time.perf_counter() - started
+                print(f"{size} ranks, {combination}, captured: {captured}, {seconds:.0f} s", flush=True)
         ranks: list[Any] = [None] * size
         distributed.all_gather_object(ranks, own)
         if rank == 0:
