@@ -39,19 +39,29 @@ class Limit:
 
 
 LIMITS: dict[str, Limit] = {
-    "files": Limit(165, "source files", "the design said about 160; the rest are five packages' __init__.py"),
+    "files": Limit(
+        167,
+        "source files",
+        "the design said about 160; five are packages' __init__.py; several GPUs added modules/batch_norm.py and "
+        "training/sharding.py",
+    ),
     "lines": Limit(
-        26_000,
+        29_000,
         "lines of source",
         "the design said 21,000. The twins and workarounds are gone (no two places share more than 10 lines of logic), "
         "but what replaced Lightning, the trainer's fields, sharding, plugins and the comments of the kernels took "
-        "their place",
+        "their place (26,000). Several GPUs added 2,700: shapes decided by the plan 500, the GPU's own marks and their "
+        "judgement 600, sharded checkpoints 500, `fit` on the real step 350, GPUs of ranks 300, the captured step 450",
     ),
-    "folder": Limit(16, "modules side by side in one folder"),
+    "folder": Limit(17, "modules side by side in one folder", "training/sharding.py: FSDP2 was half of parallel.py"),
     "one_importer": Limit(5, f"modules under {SMALL} lines with a single importer"),
     "chain": Limit(14, "modules in the longest import chain, lazy imports included"),
     "cycles": Limit(0, "import cycles, lazy imports included"),
-    "step": Limit(18, "files executed in one eager CPU step, from batch in hand to updated weights"),
+    "step": Limit(
+        19,
+        "files executed in one eager CPU step, from batch in hand to updated weights",
+        "training/metrics.py: counts and means of a batch are part of the step, so that its CUDA graph holds them",
+    ),
     "step_in_training": Limit(6, "of them in training/"),
     "utterance": Limit(10, "files executed from manifest line to batch, noise and augmentation included"),
 }

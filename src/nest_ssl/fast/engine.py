@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -22,11 +22,13 @@ from nest_ssl.fast.encoder import fused, log_once
 from nest_ssl.fast.graphs import (
     Batch,
     Graphs,
+    Inputs,
     Key,
     Lane,
     Leaves,
     Padding,
     StepGraph,
+    Work,
     is_as_built,
     obstacle_to_graphs,
     padded,
@@ -41,23 +43,6 @@ log = logging.getLogger(__name__)
 
 TOLERANCE = 1e-4
 """Relative difference of loss and gradient norm between a replay and the same step uncaptured; none is expected."""
-
-Predict = Callable[[], MaskedPrediction]
-"""The forward pass of a step."""
-
-
-@dataclass
-class Work:
-    """What a step does with its prediction, on the device alone: it may be captured, and then no Python runs."""
-
-    run: Callable[[Predict], None]
-    """Calls the forward pass, and everything after it. Keeps nothing that it makes."""
-    hold: Tensor
-    """Scalar; where true, the step changes no weights."""
-    outcome: Tensor
-    """(2,) loss and gradient norm of the latest step."""
-    volatile: Callable[[], Sequence[Tensor]]
-    """What a step changes even where it is held."""
 
 
 def accelerate(
@@ -161,6 +146,9 @@ class Engine:
         self.vote = lambda text: [text]
         self.check_next = False
         """Compare the next replay with the same step uncaptured."""
+        self.captures = True
+        """Without it steps are padded as for graphs and never captured: to compare."""
+        self._largest = 0
         self._uncapturable: set[tuple[int, int]] = set()
         """Shapes for which there was no room."""
         self.refresh()
@@ -195,6 +183,13 @@ class Engine:
             self.description = str(self._plan)
             log.info("Training runs with %s.", self.description)
 
+    def expect(self, shapes: Iterable[tuple[int, int]]) -> None:
+        """Tell the shapes that will come, batch size and samples, so that graphs can share one place for batches."""
+        sizes = [Inputs.num_values(size, self._padding.whole_frames(samples)) for size, samples in shapes]
+        self._largest = max(sizes, default=0)
+        if self._graphs is not None:
+            self._graphs.largest = self._largest
+
     def release(self) -> None:
         """Drop all graphs and their memory. Later steps are captured again, as if their shapes were new."""
         self._graphs: Graphs | None = None
@@ -202,6 +197,7 @@ class Engine:
         if self._lane is not None:
             self._lane.renew()
             self._graphs = Graphs(self._lane)
+            self._graphs.largest = self._largest
 
     def run(
         self,
@@ -224,7 +220,7 @@ class Engine:
             return False
         key = (batch[0].shape[0], size, (variant, context))
         graph = self._graphs.find(key)
-        is_new = graph is None and key in self._seen and key[:2] not in self._uncapturable
+        is_new = graph is None and self.captures and key in self._seen and key[:2] not in self._uncapturable
         checks = is_new or (graph is not None and self.check_next)
         if checks:
             self.check_next = False

@@ -25,12 +25,16 @@ from nest_ssl.modules.conformer import ConformerConvolution
 
 if TYPE_CHECKING:
     from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
+    from nest_ssl.objective import MaskedPrediction
 
 SPARE_BYTES = 2**29
 """Memory that must be free on the GPU before a step is captured: the driver keeps some for every graph."""
 
 Batch = tuple[Tensor, Tensor, Tensor, Tensor]
 """Audio, its lengths, noisy audio, its lengths."""
+
+Predict = Callable[[], "MaskedPrediction"]
+"""The forward pass of a step."""
 
 Key = tuple[int, int, Hashable]
 """Batch size, padded audio size, and what else tells steps apart."""
@@ -89,6 +93,20 @@ def padded(batch: Batch, size: int) -> tuple[Batch, Tensor]:
     pads = (0, size - audio.shape[1])
     num_samples = torch.full((), audio.shape[1], device=audio.device)
     return (F.pad(audio, pads), audio_len.clone(), F.pad(noisy_audio, pads), noisy_audio_len.clone()), num_samples
+
+
+@dataclass
+class Work:
+    """What a step does with its prediction, on the device alone: it may be captured, and then no Python runs."""
+
+    run: Callable[[Predict], None]
+    """Calls the forward pass, and everything after it. Keeps nothing that it makes."""
+    hold: Tensor
+    """Scalar; where true, the step changes no weights."""
+    outcome: Tensor
+    """(2,) loss and gradient norm of the latest step."""
+    volatile: Callable[[], Sequence[Tensor]]
+    """What a step changes even where it is held."""
 
 
 class Lane:
@@ -200,6 +218,8 @@ class Graphs:
         self.lane = lane
         self._graphs: dict[Key, StepGraph] = {}
         self._storage = torch.empty(0, device=lane.device)
+        self.largest = 0
+        """Values of the largest batch that will come, where that is known: the place for inputs is made once."""
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -212,12 +232,12 @@ class Graphs:
         return {key[:2] for key in self._graphs}
 
     def has_room(self, key: Key) -> bool:
-        missing = Inputs.num_values(*key[:2]) - self._storage.numel()
+        missing = max(Inputs.num_values(*key[:2]), self.largest) - self._storage.numel()
         return self.lane.has_room(self._storage.itemsize * max(missing, 0))
 
     def capture(self, key: Key, batch: Batch, run: Callable[[Batch, Tensor], None]) -> StepGraph:
         """Record `run` on batches of this shape; `batch` is only an example, which the first replay overwrites."""
-        num_values = Inputs.num_values(*key[:2])
+        num_values = max(Inputs.num_values(*key[:2]), self.largest)
         if num_values > self._storage.numel():
             self._storage = torch.empty(num_values, device=self.lane.device)
         inputs = Inputs(self._storage, *key[:2])

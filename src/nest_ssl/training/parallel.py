@@ -8,6 +8,7 @@ collective, they decide through the process group's store.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -35,6 +36,8 @@ ASK_EVERY_N_STEPS = 10
 KEEP_ANSWERS = 100
 """Old answers in the store: a rank whose host is behind, by as many steps as a GPU can queue, still finds its own."""
 
+
+_votes = itertools.count()
 
 # ---- who and where ----
 
@@ -107,12 +110,12 @@ class World:
                 for tensor, part in zip(chunk, flat.split([tensor.numel() for tensor in chunk]), strict=True):
                     tensor.copy_(part.view_as(tensor))
 
-    def votes(self, name: str, text: str) -> list[str]:
-        """Tell all ranks a text under a name that is used once, and return those of all ranks, without a collective."""
+    def votes(self, text: str) -> list[str]:
+        """Tell all ranks a text, and return those of all ranks, without a collective. All ranks call this together."""
         if self.size == 1:
             return [text]
         store = distributed.distributed_c10d._get_default_store()
-        prefix = f"nest-ssl/vote/{name}"
+        prefix = f"nest-ssl/vote/{next(_votes)}"  # the store remembers for as long as the process group lives
         if self.is_first:
             others = [store.get(f"{prefix}/{rank}").decode() for rank in range(1, self.size)]
             store.set(f"{prefix}/all", json.dumps([text, *others]))

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from nest_ssl.fast.engine import Work
+from nest_ssl.fast.graphs import Work
 from nest_ssl.modules import batch_norm
 from nest_ssl.training.metrics import EpochMeans, TokenCounts, count_tokens
 from nest_ssl.training.parallel import Gradients
@@ -31,7 +31,8 @@ from nest_ssl.watchdog.rank import Stage
 
 if TYPE_CHECKING:
     from nest_ssl.data import AudioNoiseBatch
-    from nest_ssl.fast.engine import Engine, Predict
+    from nest_ssl.fast.engine import Engine
+    from nest_ssl.fast.graphs import Predict
     from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
     from nest_ssl.objective import MaskedPrediction
     from nest_ssl.training.ema import Average
@@ -135,8 +136,7 @@ class TrainStep:
         self._running: deque[tuple[torch.cuda.Event, object]] = deque()
         """Batches that the device may still be working on, and when it is done."""
         engine.is_shared = world.size > 1
-        engine.vote, engine.building = self._vote, watch.building
-        self._num_votes = 0
+        engine.vote, engine.building = world.votes, watch.building
         self._has_logged = False
 
     @property
@@ -283,15 +283,11 @@ class TrainStep:
         while len(self._running) > MOST_AHEAD:
             self._running.popleft()[0].synchronize()
 
-    def _vote(self, text: str) -> list[str]:
-        self._num_votes += 1
-        return self.world.votes(f"step/{self._num_votes}", text)
-
     def _compare_weights(self, step: int) -> None:
         """All ranks must have the same weights; if not, they take those of rank 0 and go on without graphs."""
         if self.world.size == 1 or isinstance(self.gradients, ShardedGradients):
             return
-        answers = self._vote(hash_of(self.gradients.parameters))
+        answers = self.world.votes(hash_of(self.gradients.parameters))
         if len(set(answers)) == 1:
             return
         odd = [str(rank) for rank, answer in enumerate(answers) if answer != answers[0]]

@@ -346,6 +346,7 @@ class Fit:
             validates=bool(validation_loaders),
         )
         step = self._train_step(limits)
+        step.engine.expect((shape.batch_size, shape.num_samples) for shape in loader.shapes())
         trained = Trained(self.model, step, loader, world.size)
         state = TrainState() if self.checkpoint is None else restore(self.checkpoint, trained)
         self.checkpoint = None  # its tensors have been copied

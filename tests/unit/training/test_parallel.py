@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -120,12 +121,12 @@ def test_gradients_are_averaged_in_buckets_of_any_size(
 
 
 def voted(world: World) -> list[str]:
-    return [*world.votes("first", f"rank {world.rank}"), *world.votes("second", "same")]
+    return [*world.votes(f"rank {world.rank}"), *replace(world).votes("same")]
 
 
 def test_all_ranks_hear_what_each_has_said() -> None:
     assert on_ranks(voted, 2) == [["rank 0", "rank 1", "same", "same"]] * 2
-    assert World().votes("alone", "yes") == ["yes"]
+    assert World().votes("yes") == ["yes"]
 
 
 def copied(world: World) -> list[Any]:

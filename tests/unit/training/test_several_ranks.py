@@ -122,9 +122,9 @@ def train(
         optimizer=optimizer,
         accumulate=accumulate,
         clipping=Clipping(1.0),
-        no_graphs=None if captured else "to compare",
         autocast=torch.bfloat16 if bf16 else None,
     )
+    step.engine.captures = captured
     losses = []
     for number in range(num_steps * accumulate):
         torch.manual_seed(1000 * world.rank + number)
@@ -158,4 +158,4 @@ def test_captured_collectives_give_the_run_of_uncaptured_ones(synchronized: bool
     for ranks in (captured, uncaptured):
         assert len({one["weights"] for one in ranks}) == 1
     for one, other in zip(captured, uncaptured, strict=True):
-        assert one["losses"] == pytest.approx(other["losses"], rel=2e-3)
+        assert one["losses"] == pytest.approx(other["losses"], rel=1e-4)
