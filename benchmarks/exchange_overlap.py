@@ -127,6 +127,7 @@ def plot(rows: list[dict[str, Any]], path: Path) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
+    mpl.rcParams["svg.fonttype"] = "none"
     from matplotlib import pyplot as plt
 
     figure, axes = plt.subplots(len(rows), 1, figsize=(9, 2.6 * len(rows)), constrained_layout=True)

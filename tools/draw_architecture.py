@@ -158,7 +158,9 @@ def step() -> Picture:
     code, title, note = "code", "title", "note"
 
     p.text(24, 30, "One step", title)
-    p.text(24, 48, "training/loop.py calls training/step.py, which asks fast/engine.py for gradients", note)
+    p.text(
+        24, 48, "training/loop.py calls training/step.py, whose work on the device fast/engine.py runs or replays", note
+    )
 
     p.box(24, 70, 200, 74, "amber", (title, "batch"), ("", "clean and noisy audio"), (code, "data/batch/loader.py"))
     p.box(274, 70, 200, 74, "violet", (title, "transfer"), ("", "pinned memory → device"), (code, "training/loop.py"))
@@ -167,8 +169,8 @@ def step() -> Picture:
     p.arrow("M474 107 H522")
     p.arrow("M624 144 V162 H94 V206")
 
-    p.frame(14, 172, 932, 186, "graph")
-    p.text(378, 194, "on a GPU: one CUDA graph per batch shape, forward and backward", title)
+    p.frame(14, 172, 932, 304, "graph")
+    p.text(378, 194, "on a GPU: one CUDA graph per batch shape, with everything in this frame", title)
     p.box(28, 208, 134, 58, "blue", (title, "features"), ("", "log-mel"))
     p.box(192, 208, 156, 58, "blue", (title, "targets"), ("", "codes of clean audio"))
     p.box(192, 284, 156, 58, "blue", (title, "mask"), ("", "blocks of noisy audio"))
@@ -188,11 +190,11 @@ def step() -> Picture:
 
     p.arrow("M883 342 V374 H108 V390")
     y = 392
-    p.box(24, y, 168, 74, "red", (title, "exchange"), ("", "average over ranks"), (code, "parallel.py"))
+    p.box(24, y, 168, 74, "red", (title, "exchange"), ("", "while backward goes on"), (code, "parallel.py"))
     p.box(212, y, 168, 74, "violet", (title, "non-finite guard"), ("", "all skip, or none"), (code, "step.py"))
     p.box(400, y, 168, 74, "violet", (title, "clip"), ("", "norm or value"), (code, "step.py"))
     p.box(588, y, 168, 74, "violet", (title, "optimizer"), ("", "and its schedule"), (code, "optimizers.py"))
-    p.box(776, y, 160, 74, "violet", (title, "EMA"), ("", "if asked for"), (code, "ema.py"))
+    p.box(776, y, 160, 74, "violet", (title, "EMA"), ("", "a graph of its own"), (code, "ema.py"))
     for x in (192, 380, 568, 756):
         p.arrow(f"M{x} {y + 37} H{x + 18}")
 
@@ -255,7 +257,7 @@ def ranks() -> Picture:
         *(24, 504, 448, 134, "red"),
         "The only collectives (NCCL or gloo)",
         "start: copy rank 0's weights",
-        "step: average gradients, one all-reduce per 25 MB",
+        "step: average gradients, one all-reduce per 32 MB",
         "validation: copy statistics, one sum, one decision",
         "sync_batchnorm=true: two per conformer layer",
         "strategy=fsdp: gather and scatter each layer",

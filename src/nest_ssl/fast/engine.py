@@ -32,6 +32,9 @@ from nest_ssl.fast.graphs import (
     is_as_built,
     obstacle_to_graphs,
     padded,
+    random_state,
+    renew_generator,
+    set_random_state,
 )
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
 from nest_ssl.modules.inputs import Mels, Signal
@@ -346,7 +349,7 @@ class Engine:
         self, graphs: Graphs, key: Key, batch: Batch, work: Work, context: tuple[int, int] | None
     ) -> StepGraph | None:
         """Capture the step, if all ranks can."""
-        answer = "yes"
+        answer, random = "yes", random_state(graphs.lane.device)
         try:
             if graphs.has_room(key):
                 graphs.capture(key, batch, lambda own, size: self._work_on(own, size, work, context))
@@ -354,15 +357,20 @@ class Engine:
                 answer = "no room"
         # Out of memory, or an operation that cannot be captured: the step itself may still work.
         except RuntimeError as error:
-            answer = "no room" if isinstance(error, torch.OutOfMemoryError) else f"failed: {error}".splitlines()[0]
+            ran_out = isinstance(error, torch.OutOfMemoryError)
+            answer = "out of memory" if ran_out else f"failed: {error}".splitlines()[0]
+            renew_generator(graphs.lane.device, random)
         answers = self.vote(answer)
         failed = next((f"rank {rank} {text}" for rank, text in enumerate(answers) if text.startswith("failed")), None)
         if failed is not None:
             self.give_up(f"a step could not be captured ({failed})")
         elif any(text != "yes" for text in answers):
-            graphs.drop(key)
             self._uncapturable.add(key[:2])
-            log.info("No CUDA graph for %d x %d samples: %s.", *key[:2], "there is no room for it")
+            log.info("No CUDA graph for %d x %d samples: there is no room for it.", *key[:2])
+            if "out of memory" in answers:  # a rank has another generator now, which its graphs do not know
+                self.release()
+            else:
+                graphs.drop(key)
         return None if self._graphs is None else self._graphs.find(key)
 
     def _checked(
@@ -371,7 +379,7 @@ class Engine:
         """Run the step twice without changing a weight, uncaptured and replayed: both must give the same."""
         device = _device(self.model)
         kept = [tensor.clone() for tensor in work.volatile()]
-        random = torch.get_rng_state() if device.type == "cpu" else torch.cuda.get_rng_state(device)
+        random = random_state(device)
         outcomes = []
         work.hold.fill_(True)
         for replays in (False, True):
@@ -382,10 +390,7 @@ class Engine:
                 self._launch(batch, key[1], work, context)
             outcomes.append(work.outcome.clone())
             _put_back(work.volatile(), kept)
-            if device.type == "cpu":
-                torch.set_rng_state(random)
-            else:
-                torch.cuda.set_rng_state(random, device)
+            set_random_state(device, random)
         work.hold.fill_(False)
         wanted, found = (outcome.tolist() for outcome in outcomes)
         agrees = torch.allclose(outcomes[1], outcomes[0], rtol=TOLERANCE, atol=0.0, equal_nan=True)

@@ -172,6 +172,29 @@ class Lane:
         return torch.cuda.mem_get_info(self.device)[0] > num_bytes + SPARE_BYTES
 
 
+def random_state(device: torch.device) -> Tensor:
+    state: Tensor = torch.get_rng_state() if device.type == "cpu" else torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_random_state(device: torch.device, state: Tensor) -> None:
+    if device.type == "cpu":
+        torch.set_rng_state(state)
+    else:
+        torch.cuda.set_rng_state(state, device)
+
+
+def renew_generator(device: torch.device, state: Tensor) -> None:
+    """After a capture that failed: torch's generator would believe for ever that it is being captured.
+
+    Graphs that were captured before keep the old one.
+    """
+    if device.type == "cuda":
+        index = torch.cuda._utils._get_device_index(device)
+        torch.cuda.default_generators[index].graphsafe_set_state(torch.Generator(device))
+    set_random_state(device, state)
+
+
 class Inputs:
     """Where a graph finds its batch: a place that all graphs share as far as it is large enough."""
 
