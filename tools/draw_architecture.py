@@ -163,14 +163,14 @@ def step() -> Picture:
     )
 
     p.box(24, 70, 200, 74, "amber", (title, "batch"), ("", "clean and noisy audio"), (code, "data/batch/loader.py"))
-    p.box(274, 70, 200, 74, "violet", (title, "transfer"), ("", "pinned memory → device"), (code, "training/loop.py"))
-    p.box(524, 70, 200, 74, "violet", (title, "seed"), ("", "by epoch, batch and rank"), (code, "training/step.py"))
+    p.box(274, 70, 200, 74, "violet", (title, "transfer"), ("", "pinned memory → device"), (code, "training/step.py"))
+    p.box(524, 70, 200, 74, "violet", (title, "seed"), ("", "by epoch, batch and rank"), (code, "training/loop.py"))
     p.arrow("M224 107 H272")
     p.arrow("M474 107 H522")
     p.arrow("M624 144 V162 H94 V206")
 
     p.frame(14, 172, 932, 304, "graph")
-    p.text(378, 194, "on a GPU: one CUDA graph per batch shape, with everything in this frame", title)
+    p.text(378, 194, "on a GPU: one CUDA graph per batch shape", title)
     p.box(28, 208, 134, 58, "blue", (title, "features"), ("", "log-mel"))
     p.box(192, 208, 156, 58, "blue", (title, "targets"), ("", "codes of clean audio"))
     p.box(192, 284, 156, 58, "blue", (title, "mask"), ("", "blocks of noisy audio"))
