@@ -15,13 +15,13 @@ from tests.integration.runs import PROGRAM, arguments, losses, run
 SLOW_VALIDATION = """
 import sys, time
 from pathlib import Path
-from nest_ssl.fast.engine import Objective
-real = Objective.evaluate
+from nest_ssl.fast.engine import Engine
+real = Engine.evaluate
 def slow(self, batch):
     Path(sys.argv[1]).touch()
     time.sleep(1.0)
     return real(self, batch)
-Objective.evaluate = slow
+Engine.evaluate = slow
 from nest_ssl.cli.main import main
 main(["pretrain", *sys.argv[2:]])
 """

@@ -120,6 +120,19 @@ def test_gradients_are_averaged_in_buckets_of_any_size(
         assert one["num_hooks"] == 0  # the model may be used by others between two steps
 
 
+def test_a_gradient_that_is_not_finite_leaves_nothing_behind() -> None:
+    """Clipping by a norm that is not a number reaches the places between two parameters too."""
+    parameters = [nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(2))]
+    gradients = Gradients(parameters, World())
+    for factor in (float("nan"), 2.0):
+        loss = torch.stack([p.sum() * factor for p in parameters]).sum()
+        gradients.backward(loss, {p: p for p in parameters}, exchanges=True)
+        norm = gradients.norm()
+        gradients.clip(1.0, norm)
+    assert float(norm) == pytest.approx(2 * 5**0.5)
+    assert float(gradients.norm()) == pytest.approx(1.0, abs=1e-5)
+
+
 def voted(world: World) -> list[str]:
     return [*world.votes(f"rank {world.rank}"), *replace(world).votes("same")]
 

@@ -165,6 +165,7 @@ def test_a_step_that_compiles_or_captures_is_not_a_usual_one(watch: Watch) -> No
 
 
 @pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_a_captured_step_marks_its_stages_in_every_replay() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     path = shared_memory_folder() / f"nest-test-beacon-{os.getpid()}"  # pages of a file on a disk cannot be locked
