@@ -173,9 +173,7 @@ class TrainStep:
         tensors = batch.tensors()
         run = functools.partial(self._run, updates, len(tensors[0]))
         work = Work(run, self._hold, self.results.outcome, self._volatile)
-        checked = self.engine.run(
-            tensors, work, planned=batch.planned_samples, variant=(updates, len(tensors[0])), context=context
-        )
+        checked = self.engine.run(tensors, work, planned=batch.planned_samples, variant=updates, context=context)
         self.results.num_batches += 1
         if updates:
             if not self.updates_in_graph:
