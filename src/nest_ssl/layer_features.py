@@ -80,8 +80,17 @@ class FeatureExtractor:
     def batch(self, waveforms: Sequence[Samples | Tensor], *, pin: bool = False) -> list[Tensor]:
         """Features of several waveforms (N,), computed together, on the CPU; padding does not change them.
 
-        Copies from a GPU are faster into pinned memory (`pin`), of which a machine should not use much.
+        Instance and group norms take their statistics over the padding too, so with them only waveforms of one length
+        are computed together. Copies from a GPU are faster into pinned memory (`pin`), of which a machine should not
+        use much.
         """
+        lengths = [len(waveform) for waveform in waveforms]
+        if len(set(lengths)) > 1 and self.model.cfg.encoder.conv_norm_type.startswith(("instance_norm", "group_norm")):
+            features: dict[int, Tensor] = {}
+            for num_samples in sorted(set(lengths)):
+                places = [place for place, own in enumerate(lengths) if own == num_samples]
+                features |= zip(places, self.batch([waveforms[place] for place in places], pin=pin), strict=True)
+            return [features[place] for place in range(len(waveforms))]
         samples_BN, length = pad_waveforms(waveforms, pin=self.device.type == "cuda")
         samples_BN = samples_BN.to(self.device, non_blocking=True)
         features_BLDS, num_frames = self.tensors(samples_BN, length.to(self.device))

@@ -48,6 +48,14 @@ def test_features_do_not_depend_on_the_batch(checkpoint: Path) -> None:
         torch.testing.assert_close(alone, together, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("norm", ["instance_norm", "group_norm4", "layer_norm"])
+def test_features_do_not_depend_on_the_batch_whatever_the_norm(norm: str) -> None:
+    extractor = FeatureExtractor(tiny_model({"encoder.conv_norm_type": norm}), "all", device="cpu")
+    waveforms = [tone(duration_s, 110, seed) for seed, duration_s in enumerate((1.1, 0.9, 1.1, 0.3))]
+    for alone, together in zip(map(extractor, waveforms), extractor.batch(waveforms), strict=True):
+        torch.testing.assert_close(alone, together, atol=1e-5, rtol=0)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_gives_the_features_of_the_cpu(checkpoint: Path) -> None:

@@ -148,7 +148,7 @@ class DatasetConfig:
     max_utts: int = 0
     """Read at most this many utterances; 0: all."""
     max_bad_fraction: float = 0.01
-    """Stop when more than this share of an epoch's utterances cannot be read."""
+    """Stop when more than this share of an epoch's utterances, on all ranks, cannot be read; validation only warns."""
     batch_augmentor: AugmentorConfig | None = None
     """How noise and other speakers are mixed in; null: noisy = audio + noise."""
     is_concat: bool = False

@@ -53,10 +53,11 @@ def build_loader(
     """Return the loader of one rank.
 
     `seed` is the run's, used unless the configuration has its own. Bad files are listed in `bad_files_path`, one JSON
-    line each. `same_every_epoch` repeats epoch 0, noise included, so that validation is comparable. `on_read` is called
-    with the path of every file just before it is read, in the process that reads it. Without `mix`, batches have no
-    `noisy_audio` until `AudioNoiseBatch.mixed` makes it, on a GPU if they are there: a third less to pass between
-    processes.
+    line each. `same_every_epoch` repeats epoch 0, noise included, so that validation is comparable, and never stops the
+    run over bad files. `on_read` is called with the path of every file just before it is read, in the process that
+    reads it. Without `mix`, batches have no `noisy_audio` until `AudioNoiseBatch.mixed` makes it, on a GPU if they are
+    there: a third less to pass between processes. With several ranks, set `loader.bad_data.count` to let them add up
+    their bad files.
     """
     seed = seed if config.seed is None else config.seed
     dataset: PlannedBatches | LhotseAudioNoiseDataset
@@ -88,6 +89,9 @@ def build_loader(
         sampler,
         max_bad_fraction=config.max_bad_fraction,
         bad_files_path=bad_files_path,
+        rank=rank,
+        world_size=world_size,
+        stops_if_bad=not same_every_epoch,
         num_workers=prefetch.num_workers,
         pin_memory=config.pin_memory,
         persistent_workers=config.persistent_workers,

@@ -13,7 +13,7 @@ from typing import Any
 
 from nest_ssl.audio import AudioError, audio_info
 from nest_ssl.data.manifest.lines import is_tarred_manifest
-from nest_ssl.data.manifest.listing import NOT_AUDIO, Entry, list_entries
+from nest_ssl.data.manifest.listing import NOT_AUDIO, Entry, file_version, list_entries
 
 AUDIO_SUFFIXES = frozenset({".wav", ".flac", ".ogg", ".opus", ".mp3", ".m4a", ".aac", ".aiff", ".au", ".sph", ".webm"})
 _LOOKED_AT_BYTES = 4096
@@ -28,7 +28,7 @@ class Item:
     duration_s: float | None
     """None: to the end of the file."""
     key: str
-    """Names its features: the same file and segment have the same key in every manifest."""
+    """Names its features: the same file and segment have the same key in every manifest, until the file is replaced."""
     extra: dict[str, Any] = field(default_factory=dict)
 
 
@@ -76,7 +76,8 @@ def _item(entry: Entry) -> Item:
     extra = {name: value for name, value in entry.item.items() if name not in ("duration", "offset")}
     offset_s, duration_s = entry.item.get("offset") or 0.0, entry.item.get("duration")
     path = os.path.abspath(entry.path)
-    digest = hashlib.sha256(f"{path}\0{offset_s}\0{duration_s}".encode(errors="surrogateescape"))
+    facts = f"{path}\0{offset_s}\0{duration_s}\0{file_version(path)}"
+    digest = hashlib.sha256(facts.encode(errors="surrogateescape"))
     stem = re.sub(r"[^\w.-]+", "_", Path(path).stem, flags=re.ASCII)[:80]
     return Item(path, offset_s, duration_s, f"{digest.hexdigest()[:16]}-{stem}", extra)
 

@@ -17,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from nest_ssl.data.manifest.listing import Entry
+from nest_ssl.data.manifest.listing import Entry, file_version
 from nest_ssl.files import replacing
 from nest_ssl.prepare.measure import Measured
 
@@ -36,7 +36,7 @@ class Progress:
     good_bytes: int = 0
     bad_bytes: int = 0
     paths_hash: str = ""
-    """Hash of the entries done, in order: shows whether the input is still the same."""
+    """Hash of the entries done, in order, with sizes and times: shows whether the input is still the same."""
     all_measured: bool = False
     complete: bool = False
     """All files have their final names."""
@@ -74,6 +74,18 @@ class Ledger:
             logger.warning("%s: the input has changed since the last run; measuring from the start", self.manifest)
             self.progress, self._hash, entries = Progress(), hashlib.sha256(), list_entries()
         return entries
+
+    def is_current(self, list_entries: Callable[[], Iterator[Entry]]) -> bool:
+        """Tell whether everything is done and no file was added, removed or replaced since; else start again."""
+        if not self.progress.complete:
+            return False
+        if hash_of(list_entries()) == self.progress.paths_hash:
+            return True
+        logger.warning(
+            "%s: files were added, removed or replaced since it was made; measuring from the start", self.manifest
+        )
+        self.progress = Progress()
+        return False
 
     def record(
         self, results: Iterator[Measured], line: Callable[[Measured], bytes], report: Callable[[], None]
@@ -142,5 +154,13 @@ class Ledger:
         self.save_state()
 
 
+def hash_of(entries: Iterator[Entry]) -> str:
+    """Return `Progress.paths_hash` of a whole input."""
+    digest = hashlib.sha256()
+    for entry in entries:
+        digest.update(_hashed(entry.path))
+    return digest.hexdigest()
+
+
 def _hashed(path: str) -> bytes:
-    return path.encode(errors="surrogateescape") + b"\0"
+    return f"{path}\0{file_version(path)}\0".encode(errors="surrogateescape")

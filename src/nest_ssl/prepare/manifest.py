@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 from nest_ssl.data.manifest.index import open_index
 from nest_ssl.data.manifest.lines import resolve_audio_path
 from nest_ssl.data.manifest.listing import Entry, list_entries
-from nest_ssl.prepare.ledger import Ledger, Progress, bad_path
+from nest_ssl.prepare.ledger import Ledger, Progress, bad_path, hash_of
 from nest_ssl.prepare.measure import Measured, measure_all
 
 Report = Callable[[Progress], None]
@@ -61,14 +61,14 @@ def prepare_manifest(
 ) -> Progress:
     """Measure everything that the input names (a job: its share); write the manifest and the list of bad files.
 
-    A run that was killed resumes where it was; a complete one does nothing unless `restart`.
+    A run that was killed resumes where it was; a complete one does nothing unless the input has changed or `restart`.
     """
     if job is not None and not restart:
         whole = _ledger(source, output, decode, None)
-        if whole.progress.complete:  # merged already: the jobs' parts are gone
+        if whole.is_current(lambda: list_entries(source)):  # merged already: the jobs' parts are gone
             return whole.progress
     ledger = _ledger(source, output, decode, job, restart)
-    if ledger.progress.complete:
+    if ledger.is_current(lambda: _share(list_entries(source), job)):
         return ledger.progress
     entries = ledger.skip_done(lambda: _share(list_entries(source), job))
     results = measure_all(entries, decode=decode, num_workers=num_workers)
@@ -114,7 +114,7 @@ def _written_path(path: str, output: Path) -> str:
 def merge_jobs(source: Path, output: Path, num_jobs: int, *, decode: bool = True, restart: bool = False) -> Progress:
     """Merge the parts that the jobs have written into the manifest and bad list of the whole input."""
     whole = _ledger(source, output, decode, None, restart)
-    if whole.progress.complete:
+    if whole.is_current(lambda: list_entries(source)):
         return whole.progress
     jobs = [Job(number, num_jobs) for number in range(num_jobs)]
     parts = [_ledger(source, output, decode, job) for job in jobs]
@@ -140,6 +140,7 @@ def merge_jobs(source: Path, output: Path, num_jobs: int, *, decode: bool = True
         whole.progress.num_good += part.progress.num_good
         whole.progress.num_bad += part.progress.num_bad
         whole.progress.duration_s += part.progress.duration_s
+    whole.progress.paths_hash = hash_of(list_entries(source))
     whole.finish()
     shutil.rmtree(parts[0].manifest.parent)
     open_index(os.fspath(output))

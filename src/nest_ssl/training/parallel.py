@@ -38,6 +38,7 @@ KEEP_ANSWERS = 100
 
 
 _votes = itertools.count()
+_counters = itertools.count()
 
 # ---- who and where ----
 
@@ -123,6 +124,17 @@ class World:
             store.set(f"{prefix}/{self.rank}", text)
         answers: list[str] = json.loads(store.get(f"{prefix}/all"))
         return answers
+
+    def counter(self) -> Callable[[str, int], int] | None:
+        """Return a function that adds a number to a named sum over all ranks and returns it; None with one rank.
+
+        No collective: a rank that has nothing to add need not call it. All ranks ask for their counters alike.
+        """
+        if self.size == 1:
+            return None
+        store = distributed.distributed_c10d._get_default_store()
+        prefix = f"nest-ssl/count/{next(_counters)}"
+        return lambda name, number: int(store.add(f"{prefix}/{name}", number))
 
     def decision_of_first(self, decision: bool) -> bool:
         """What rank 0 has decided, for decisions that all ranks must share."""

@@ -8,7 +8,7 @@ A checkpoint is a dict:
 | `optimizer_states`, `lr_schedulers` | lists of one, in torch's own form |
 | `global_step`, `epoch` | steps done, current epoch |
 | `hyper_parameters` | `cfg`: NeMo's `model:` section |
-| `data_position` | epoch, batch, number of ranks and hash of the batch plan |
+| `data_position` | epoch, batch, number of ranks, hash of the batch plan, bad files of the epoch so far |
 | `epoch_means` | sums for `train_loss_epoch` |
 | `progress` | the other fields of `TrainState` and what the parts of training remember (`Memory`) |
 | `current_model_state` | with `exp_manager.ema`: the weights that training continues with |
@@ -114,6 +114,7 @@ def checkpoint_of(state: TrainState, trained: Trained, *, weights_only: bool = F
             "batch": state.batch,
             "world_size": trained.world_size,
             "plan_hash": trained.loader.plan_hash,
+            "bad_data": trained.loader.bad_data.state_dict(),
         },
         "epoch_means": state.means.state(),
     }
@@ -191,6 +192,8 @@ def restore(checkpoint: dict[str, Any], trained: Trained) -> TrainState:
     if "epoch_means" in checkpoint:
         state.means.resume(checkpoint["epoch_means"])
     state.batch = _place_in_epoch(checkpoint["data_position"], trained, state)
+    if "bad_data" in checkpoint["data_position"]:  # older checkpoints have none
+        trained.loader.bad_data.load_state_dict(checkpoint["data_position"]["bad_data"], state.epoch)
     return state
 
 

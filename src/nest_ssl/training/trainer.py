@@ -427,6 +427,7 @@ class Fit:
             on_read=None if reads is None else reads.on_read,
             mix=False,
         )
+        loader.bad_data.count = self.world.counter()
         if reads is not None:
             loader.collate_fn = reads.batch_is_made
         return loader

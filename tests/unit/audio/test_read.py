@@ -181,6 +181,10 @@ BAD_FILES = {
     "a corrupt FLAC": (corrupt_flac(), "corrupt"),
     "a truncated FLAC": (truncated_flac(), "corrupt|truncated"),
     "NaN": (encoded(np.array([0.1, np.nan, np.inf] * 100), format="WAV", subtype="FLOAT"), "200 samples are NaN"),
+    "far too loud": (
+        encoded(np.array([0.1, -1e30] * 100), format="WAV", subtype="FLOAT"),
+        "are not audio",
+    ),
     "a rate of 1 Hz": (encoded(tone(100), rate=1, format="WAV"), "sample rate 1 Hz"),
     "no channel": (encoded(tone(), format="WAV")[:22] + b"\0\0" + encoded(tone(), format="WAV")[24:], "libsndfile"),
 }

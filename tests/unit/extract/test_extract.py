@@ -104,6 +104,23 @@ def test_a_file_truncated_by_a_power_cut_is_written_again(
         np.testing.assert_allclose(features, whole[path], atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", FORMATS)
+def test_a_file_that_was_replaced_gets_new_features(
+    extractor: FeatureExtractor, manifest: Path, tmp_path: Path, kind: str
+) -> None:
+    options, out = ExtractOptions(format=kind), tmp_path / "out"
+    extract_features(extractor, manifest, out, options)
+    before = stored(out)
+    path = next(iter(before))
+    samples, rate = soundfile.read(path)
+    soundfile.write(path, -0.5 * samples[::-1], rate)
+    result = extract_features(extractor, manifest, out, options)
+    assert (result.num_new, result.num_kept) == (1, 5)
+    after = stored(out)
+    assert [name for name in before if not np.array_equal(before[name], after[name])] == [path]
+    np.testing.assert_allclose(after[path], extractor(path).numpy(), atol=1e-5)
+
+
 def test_a_truncated_shard_is_named(extractor: FeatureExtractor, manifest: Path, tmp_path: Path) -> None:
     extract_features(extractor, manifest, tmp_path / "out", ExtractOptions(format="shards"))
     shard = tmp_path / "out" / "shard-00000.safetensors"

@@ -18,6 +18,7 @@ import soundfile
 from nest_ssl.audio import AudioInfo
 from nest_ssl.data import open_manifests
 from nest_ssl.prepare import ledger, measure
+from nest_ssl.prepare.ledger import Progress
 from nest_ssl.prepare.manifest import Job, Split, count_entries, merge_jobs, part_path, prepare_manifest, split_manifest
 
 RATE = 16000
@@ -202,6 +203,31 @@ def test_a_complete_run_does_nothing_unless_told_to_restart(corpus: Path, tmp_pa
     assert prepare_manifest(corpus, tmp_path / "m.jsonl", restart=True).num_good == 13
     (tmp_path / "m.jsonl").unlink()
     assert prepare_manifest(corpus, tmp_path / "m.jsonl").num_good == 13
+
+
+@pytest.mark.parametrize("num_jobs", [0, 2])
+def test_a_complete_run_measures_files_that_were_added_or_replaced(
+    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, num_jobs: int
+) -> None:
+    output = tmp_path / "m.jsonl"
+
+    def prepare() -> Progress:
+        if not num_jobs:
+            return prepare_manifest(corpus, output)
+        for number in range(num_jobs):
+            prepare_manifest(corpus, output, job=Job(number, num_jobs))
+        return merge_jobs(corpus, output, num_jobs)
+
+    before = prepare()
+    assert prepare() == before
+    assert not caplog.messages
+    sound(corpus / "added.wav")
+    assert prepare().num_good == before.num_good + 1
+    assert "files were added, removed or replaced" in caplog.text
+    sound(corpus / "added.wav", duration_s=2.0)
+    after = prepare()
+    assert after.duration_s == pytest.approx(before.duration_s + 2.0)
+    assert sum(line["duration"] for line in lines(output)) == pytest.approx(after.duration_s)
 
 
 def test_killed_between_the_renames_it_only_repeats_the_rename(corpus: Path, tmp_path: Path) -> None:

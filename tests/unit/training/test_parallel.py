@@ -133,13 +133,22 @@ def test_a_gradient_that_is_not_finite_leaves_nothing_behind() -> None:
     assert float(gradients.norm()) == pytest.approx(1.0, abs=1e-5)
 
 
-def voted(world: World) -> list[str]:
-    return [*world.votes(f"rank {world.rank}"), *replace(world).votes("same")]
+def voted(world: World) -> tuple[list[str], list[int]]:
+    first, second = world.counter(), world.counter()
+    assert first is not None
+    assert second is not None
+    if world.rank == 1:  # the other has nothing to add
+        first("bad", 2)
+        first("bad", 1)
+        second("bad", 5)
+    votes = [*world.votes(f"rank {world.rank}"), *replace(world).votes("same")]
+    return votes, [first("bad", 0), second("bad", 0), second("good", 0)]
 
 
-def test_all_ranks_hear_what_each_has_said() -> None:
-    assert on_ranks(voted, 2) == [["rank 0", "rank 1", "same", "same"]] * 2
+def test_all_ranks_hear_what_each_has_said_and_counted() -> None:
+    assert on_ranks(voted, 2) == [(["rank 0", "rank 1", "same", "same"], [3, 5, 0])] * 2
     assert World().votes("yes") == ["yes"]
+    assert World().counter() is None
 
 
 def copied(world: World) -> list[Any]:

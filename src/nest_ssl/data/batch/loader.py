@@ -6,7 +6,7 @@ import json
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,10 +23,16 @@ log = logging.getLogger(__name__)
 
 MIN_UTTERANCES = 1000
 """Where an epoch's length is unknown (lhotse, endless), the share is of at least this many utterances."""
+FEW = 10
+"""So many bad utterances of an epoch never end a run, unless they are above `max_bad_fraction` of 1,000 as well."""
 MAX_NAMED = 10
 """Files named in the log; the others are only in the run's list."""
 TORCH_PREFETCH = 2
 """What torch's DataLoader prefetches per worker if nothing is set."""
+
+
+JUDGED = {"speech": "could not be read", "no-noise": "found no noise that could be read"}
+"""Kinds of bad utterances of which too many end a run, and what is said of them."""
 
 
 class BatchSampler(Sampler[Any], ABC):
@@ -132,6 +138,9 @@ class PlannedLoader(DataLoader[AudioNoiseBatch]):
         *,
         max_bad_fraction: float,
         bad_files_path: Path | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        stops_if_bad: bool = True,
         num_workers: int = 0,
         pin_memory: bool = False,
         persistent_workers: bool = False,
@@ -155,6 +164,9 @@ class PlannedLoader(DataLoader[AudioNoiseBatch]):
             max_bad_fraction=max_bad_fraction,
             utterances_per_epoch=sampler.utterances_per_epoch(),
             path=bad_files_path,
+            rank=rank,
+            world_size=world_size,
+            stops=stops_if_bad,
         )
         self._next_batch = 0
 
@@ -221,14 +233,38 @@ def _unchanged(batch: Any) -> Any:
     return batch
 
 
-class BadDataLog:
-    """Counts what a rank could not read, writes each file once to `path`, and stops above `max_bad_fraction`."""
+CountOverRanks = Callable[[str, int], int]
+"""Adds a number to a counter that all ranks share, and returns the sum so far; see `World.counter`."""
 
-    def __init__(self, *, max_bad_fraction: float, utterances_per_epoch: int | None, path: Path | None = None) -> None:
+
+class BadDataLog:
+    """Counts what could not be read, writes each file once to `path`, and stops above `max_bad_fraction`.
+
+    The share is that of all ranks: `count` adds up their counts. Without it a rank knows only its own, and stops when
+    these alone are too many for all ranks.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_bad_fraction: float,
+        utterances_per_epoch: int | None,
+        path: Path | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        stops: bool = True,
+    ) -> None:
         self.max_bad_fraction = max_bad_fraction
         self.utterances_per_epoch = utterances_per_epoch
-        self.path = path
+        """Of one rank."""
+        self.path, self.rank, self.world_size = path, rank, world_size
+        self.stops = stops
+        """Otherwise too many bad files are only reported: in validation, which must not end a training."""
+        self.count: CountOverRanks | None = None
         self.epoch = 0
+        self._round = 0
+        """Epochs started, repeated ones too: the same on all ranks, which share counters by it."""
+        self._reported = False
         self.num_read = 0
         """Utterances of this epoch so far."""
         self.num_bad: Counter[str] = Counter()
@@ -240,18 +276,20 @@ class BadDataLog:
 
     def start_epoch(self, epoch: int) -> None:
         self.epoch, self.num_read, self.num_bad = epoch, 0, Counter()
+        self._round += 1
 
     def record(self, num_utterances: int, bad_files: list[BadFile], cropped_files: Sequence[str] = ()) -> None:
         """Count a batch. Raises BadDataError if the epoch's share of bad utterances is too high."""
         self.num_read += num_utterances
         if cropped_files:
             self._count_cropped(cropped_files)
+        added = Counter(bad.kind for bad in bad_files if not bad.stand_in)
+        self.num_bad += added
         for bad in bad_files:
-            self.num_bad[bad.kind] += not bad.stand_in
             if bad.kind != "no-noise" and bad.audio_filepath not in self.files:
                 self._name(bad)
         if bad_files:
-            self._stop_if_too_many()
+            self._stop_if_too_many(added)
 
     def _count_cropped(self, files: Sequence[str]) -> None:
         self.num_bad["cropped"] += len(files)
@@ -272,15 +310,31 @@ class BadDataLog:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(bad), ensure_ascii=False) + "\n")
 
-    def _stop_if_too_many(self) -> None:
-        out_of = self.utterances_per_epoch or max(self.num_read, MIN_UTTERANCES)
-        for kind, what in (("speech", "could not be read"), ("no-noise", "found no noise that could be read")):
-            if self.num_bad[kind] > self.max_bad_fraction * out_of:
-                raise BadDataError(
-                    f"{self.num_bad[kind]} of {out_of:,} utterances of epoch {self.epoch} {what}, more than "
-                    f"max_bad_fraction = {self.max_bad_fraction:.2%}.\n{self.summary()}\n"
-                    "Run 'nest-ssl prepare' on the data to leave them out, or raise max_bad_fraction."
-                )
+    def _over_all_ranks(self, kind: str, added: int = 0) -> int:
+        """Add to what all ranks have counted in this epoch, and return it."""
+        return self.num_bad[kind] if self.count is None else self.count(f"{self._round}/{kind}", added)
+
+    def _stop_if_too_many(self, added: Counter[str]) -> None:
+        of_rank = max(self.num_read, MIN_UTTERANCES) if self.utterances_per_epoch is None else self.utterances_per_epoch
+        out_of = of_rank * self.world_size
+        most = max(self.max_bad_fraction * out_of, min(FEW, self.max_bad_fraction * MIN_UTTERANCES))
+        for kind, what in JUDGED.items():
+            if not added[kind]:
+                continue
+            num_bad = self._over_all_ranks(kind, added[kind])
+            if num_bad <= most:
+                continue
+            ranks = f", on {self.world_size} ranks," if self.world_size > 1 else ""
+            message = (
+                f"{num_bad} of {out_of:,} utterances of epoch {self.epoch}{ranks} {what}, more than "
+                f"max_bad_fraction = {self.max_bad_fraction:.2%}.\n{self.summary()}\n"
+                "Run 'nest-ssl prepare' on the data to leave them out, or raise max_bad_fraction."
+            )
+            if self.stops:
+                raise BadDataError(message)
+            if not self._reported:
+                log.warning("validation goes on with other utterances in their place: %s", message)
+            self._reported = True
 
     def summary(self) -> str:
         """Return one paragraph for the log; empty if nothing was bad."""
@@ -304,9 +358,15 @@ class BadDataLog:
         return f"{self.num_bad['cropped']} of {self.num_read:,} utterances of epoch {self.epoch} cropped{first}"
 
     def state_dict(self) -> dict[str, object]:
-        return {"num_read": self.num_read, "num_bad": dict(self.num_bad)}
+        """Return the counts of all ranks where they are known, for a checkpoint."""
+        return {"num_read": self.num_read, "num_bad": {**self.num_bad, **{k: self._over_all_ranks(k) for k in JUDGED}}}
 
     def load_state_dict(self, state: dict[str, object], epoch: int) -> None:
+        """Continue with the counts of a checkpoint, which rank 0 takes over for all."""
         self.start_epoch(epoch)
+        if self.rank > 0:
+            return
         self.num_read = int(state["num_read"])  # type: ignore[call-overload]
         self.num_bad.update(state["num_bad"])  # type: ignore[call-overload]
+        for kind in JUDGED:
+            self._over_all_ranks(kind, self.num_bad[kind])

@@ -1,8 +1,9 @@
 """The index of a manifest: where each line starts and how long each utterance is, in a memory-mapped file next to it.
 
 Built once, in one pass (10 million lines: see benchmarks/manifest_index.py), and rebuilt when the manifest's size or
-modification time changes. Layout, little endian: a header of 128 bytes, then N starts (int64), N durations (float32),
-and for each run of blank lines the number of the next utterance and of its line (2 x int64).
+modification time changes, or the index is damaged. Layout, little endian: a header of 128 bytes, then N starts (int64),
+N durations (float32), and for each run of blank lines the number of the next utterance and of its line (2 x int64).
+The header ends with a checksum of all that, so a damaged index is never taken for a bad manifest.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import shutil
 import struct
 import tempfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +27,9 @@ from nest_ssl.files import replacing
 
 logger = logging.getLogger(__name__)
 
-MAGIC = b"NESTIDX1"
-HEADER = struct.Struct("<8s qqqq 32s 56x")  # magic, size, mtime_ns, utterances, gaps, digest of the manifest
+MAGIC = b"NESTIDX2"
+HEADER = struct.Struct("<8s qqqq 32s 52x I")  # magic, size, mtime_ns, utterances, gaps, digest of the manifest, CRC
+CRC_BYTES = 4
 PIECE_BYTES = 4 << 20
 SMALL_INDEX_BYTES = 1 << 20
 """Smaller indexes are read, not mapped: a mapping keeps a file descriptor open, and there may be 1000s of shards."""
@@ -47,8 +49,8 @@ class ManifestIndex:
     size_bytes: int
 
 
-def open_index(manifest: str) -> ManifestIndex:
-    """Open the stored index of a manifest, or build a new one if there is none or the manifest has changed."""
+def open_index(manifest: str, *, rebuild: bool = False) -> ManifestIndex:
+    """Open the stored index of a manifest; build a new one if there is no good one or the manifest has changed."""
     try:
         status = os.stat(manifest)
         if not os.path.isfile(manifest):
@@ -57,7 +59,7 @@ def open_index(manifest: str) -> ManifestIndex:
         way_out = f"'nest-ssl prepare FOLDER --output {manifest}' writes one."
         raise ManifestError(manifest, "no such manifest", way_out) from None
     places = [Path(f"{manifest}.idx"), _cache_path(manifest)]
-    for place in places:
+    for place in [] if rebuild else places:
         index = _load(place, status)
         if index is not None:
             return index
@@ -86,13 +88,15 @@ def _cache_path(manifest: str) -> Path:
 
 
 def _load(place: Path, status: os.stat_result) -> ManifestIndex | None:
-    """Load the index stored there; None if there is none, or it is stale, truncated or not an index."""
+    """Load the index stored there; None if there is none, or it is stale, damaged or not an index."""
     try:
+        if not os.path.isfile(place):  # opening a FIFO would block
+            return None
         with open(place, "rb") as file:
             header = file.read(HEADER.size)
             if len(header) < HEADER.size:
                 return None
-            magic, size, mtime_ns, num_utterances, num_gaps, digest = HEADER.unpack(header)
+            magic, size, mtime_ns, num_utterances, num_gaps, digest, crc = HEADER.unpack(header)
             num_bytes = HEADER.size + 12 * num_utterances + 16 * num_gaps
             if (magic, size, mtime_ns) != (MAGIC, status.st_size, status.st_mtime_ns):
                 return None
@@ -102,6 +106,11 @@ def _load(place: Path, status: os.stat_result) -> ManifestIndex | None:
             small = num_bytes <= SMALL_INDEX_BYTES
             data = np.frombuffer(file.read(), dtype=np.uint8) if small else np.asarray(np.memmap(file, mode="r"))
     except OSError:
+        return None
+    # 120 MB, for 10 million lines, take 0.1 s.
+    body: Any = data[HEADER.size :]
+    if zlib.crc32(header[:-CRC_BYTES], zlib.crc32(body)) != crc:
+        logger.warning("%s: damaged; it is built again", place)
         return None
     starts_end = HEADER.size + 8 * num_utterances
     durations_end = starts_end + 4 * num_utterances
@@ -119,15 +128,22 @@ def _build(manifest: str, place: Path, status: os.stat_result) -> None:
     digest = hashlib.sha256()
     num_utterances, next_line, expected_line = 0, 1, 1
     gaps: list[tuple[int, int]] = []
+    crc = 0
     with (
         replacing(place) as out,
         tempfile.TemporaryFile(dir=place.parent) as durations,
         open(manifest, "rb") as file,
     ):
+
+        def write(part: bytes) -> None:
+            nonlocal crc
+            crc = zlib.crc32(part, crc)
+            out.write(part)
+
         out.write(bytes(HEADER.size))
         for start, piece in _pieces(file, digest):
             lines = parse_lines(piece, manifest, next_line)
-            out.write((lines.starts + start).astype("<i8").tobytes())
+            write((lines.starts + start).astype("<i8").tobytes())
             durations.write(lines.durations_s.astype("<f4").tobytes())
             line_numbers = next_line + lines.line_numbers
             jumps = np.flatnonzero(np.diff(line_numbers, prepend=expected_line - 1) != 1)
@@ -137,11 +153,13 @@ def _build(manifest: str, place: Path, status: os.stat_result) -> None:
             num_utterances += len(lines.starts)
             next_line += lines.num_lines
         durations.seek(0)
-        shutil.copyfileobj(durations, out, 1 << 20)
-        out.write(np.array(gaps, dtype="<i8").tobytes())
+        while part := durations.read(1 << 20):
+            write(part)
+        write(np.array(gaps, dtype="<i8").tobytes())
+        fields = (MAGIC, status.st_size, status.st_mtime_ns, num_utterances, len(gaps), digest.digest())
+        crc = zlib.crc32(HEADER.pack(*fields, 0)[:-CRC_BYTES], crc)
         out.seek(0)
-        header = (MAGIC, status.st_size, status.st_mtime_ns, num_utterances, len(gaps), digest.digest())
-        out.write(HEADER.pack(*header))
+        out.write(HEADER.pack(*fields, crc))
 
 
 def _pieces(file: BinaryIO, digest: Any) -> Iterator[tuple[int, bytes]]:

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 PREPARE_HINT = "Run 'nest-ssl prepare {manifest} --output NEW.jsonl' to write a good one."
 TARRED_MANIFEST = re.compile(r"(?:^|[/\\])(?:sharded_manifests[/\\]manifest_\d+\.json|tarred_audio_manifest\.json)$")
+MAX_SECONDS = 1e9
+"""30 years: more is no duration, and would overflow what is computed from it."""
 
 
 class ManifestError(ValueError):
@@ -69,9 +71,13 @@ def parse_lines(piece: bytes, manifest: str, first_line: int) -> Lines:
         lines = _decode_lines(piece)
         if len(lines) != len(numbers) or not all(map(_path, lines)):
             raise ValueError("not one valid object per line")
-        durations_s = np.array([math.nan if x.duration is None else x.duration for x in lines], dtype=np.float32)
-        if (durations_s < 0).any() or min(map(_offset, lines), default=0) < 0:
-            raise ValueError("a negative time")
+        with np.errstate(over="ignore"):  # infinity, which is out of range
+            durations_s = np.array([math.nan if x.duration is None else x.duration for x in lines], dtype=np.float32)
+            offsets_s = np.array([x.offset or 0.0 for x in lines], dtype=np.float32)
+        if any((seconds < 0).any() or (seconds > MAX_SECONDS).any() for seconds in (durations_s, offsets_s)):
+            raise ValueError("a time out of range")
+        if b"\\u0000" in piece:
+            raise ValueError("NUL, which no path contains")
     except (msgspec.MsgspecError, ValueError):  # the slow way finds the line and what is wrong with it
         numbers = np.array([n for n in numbers if piece[starts[n] : ends[n]].strip()], dtype=np.int64)
         durations_s = np.array(
@@ -83,10 +89,6 @@ def parse_lines(piece: bytes, manifest: str, first_line: int) -> Lines:
 
 def _path(line: Line) -> str | None:
     return line.audio_filepath or line.audio_filename
-
-
-def _offset(line: Line) -> float:
-    return line.offset or 0.0
 
 
 def _filled(piece: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -117,18 +119,27 @@ def parse_line(line: bytes, manifest: str, line_number: int) -> dict[str, Any]:
     path = item.get("audio_filepath") if name is None else name
     if path is None:
         fail("no 'audio_filepath'")
-    if not isinstance(path, str) or not path or "\0" in path:
-        fail(f"'audio_filepath' is {path!r}, not a path")
+    if not isinstance(path, str) or not path or "\0" in path or _has_lone_surrogate(path):
+        fail(f"'audio_filepath' is {path!r:.200}, not a path")
     item["audio_filepath"] = path
     for key in ("duration", "offset"):
         seconds = item.setdefault(key, None)
         if seconds is None:
             continue
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not math.isfinite(seconds):
-            fail(f"'{key}' is {seconds!r}, not a number of seconds")
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds <= MAX_SECONDS:
+            fail(f"'{key}' is {_shown(seconds)}, not a number of seconds")
         if seconds < 0:
             fail(f"'{key}' is {seconds}, which is negative")
     return item
+
+
+def _has_lone_surrogate(text: str) -> bool:
+    return not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _shown(value: Any) -> str:
+    """Return a value for a message; Python refuses to print integers of more than 4,300 digits."""
+    return f"{value!r:.80}" if not isinstance(value, int) or value < 10**80 else "a number of more than 80 digits"
 
 
 def _parse_as_python_does(line: bytes, fail: Any) -> Any:
@@ -141,6 +152,8 @@ def _parse_as_python_does(line: bytes, fail: Any) -> Any:
         fail(f"not JSON ({error.msg} at column {error.colno})")
     except RecursionError:
         fail("not JSON (nested too deeply)")
+    except ValueError as error:  # an integer of more than 4,300 digits
+        fail(f"not JSON ({error})")
 
 
 def is_tarred_manifest(manifest: str) -> bool:

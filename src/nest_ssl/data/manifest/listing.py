@@ -38,6 +38,15 @@ class Entry:
     """Why it cannot be measured."""
 
 
+def file_version(path: str) -> str:
+    """Return what changes when a file is replaced: its size and modification time; empty if there is no such file."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return ""
+    return f"{status.st_size} {status.st_mtime_ns}"
+
+
 def input_kind(source: Path) -> str:
     """Return 'folder', 'manifest' or 'list'."""
     if source.is_dir():

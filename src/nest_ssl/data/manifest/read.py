@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import os
 import re
 import threading
@@ -138,7 +139,13 @@ class Manifest(Sequence[Utterance]):
         path, index_of_file = self.paths[file_number], self._indexes[file_number]
         within = position - int(self._file_starts[file_number])
         line_number = _line_number(index_of_file, within)
-        item = parse_line(self._lines.read(path, index_of_file, within), path, line_number)
+        line = self._lines.read(path, index_of_file, within)
+        try:
+            item = parse_line(line, path, line_number)
+        except ManifestError as error:
+            raise _blamed(path, index_of_file, error) from None
+        if not _same_seconds(item["duration"], float(index_of_file.durations_s[within])):
+            raise _blamed(path, index_of_file, None)
         return Utterance(
             audio_filepath=resolve_audio_path(item.pop("audio_filepath"), path),
             duration_s=item.pop("duration"),
@@ -188,6 +195,25 @@ class Manifest(Sequence[Utterance]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self.paths, self.min_duration_s, self.max_duration_s, self.max_utterances)
+
+
+def _same_seconds(stated_s: float | None, indexed_s: float) -> bool:
+    """Tell whether a line's duration is the index's, which is rounded to float32."""
+    if stated_s is None:
+        return math.isnan(indexed_s)
+    return math.isclose(stated_s, indexed_s, rel_tol=1e-6, abs_tol=1e-30)
+
+
+def _blamed(path: str, index: ManifestIndex, error: ManifestError | None) -> ManifestError:
+    """Return whose fault it is that a line is not what the index says: the manifest's only if a new index agrees.
+
+    Building it raises the manifest's own error, if it has one.
+    """
+    new = open_index(path, rebuild=True)
+    if error is not None and new.digest == index.digest:
+        return error
+    what = "was changed since it was opened, or before, without a new modification time"
+    return ManifestError(path, what, "Its index has been built again: repeat the command.")
 
 
 def _reopen(paths: list[str], min_s: float | None, max_s: float | None, max_utterances: int | None) -> Manifest:

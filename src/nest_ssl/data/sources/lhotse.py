@@ -18,6 +18,7 @@ import itertools
 import json
 import logging
 import os
+import shlex
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,10 +26,10 @@ from functools import cache, partial
 from typing import Any
 
 import numpy as np
-import soundfile
 from torch.utils.data import Dataset
 
 from nest_ssl.audio import AudioError
+from nest_ssl.audio.read import check_samples
 from nest_ssl.audio.signal import Samples
 from nest_ssl.config.data import AugmentorConfig, DatasetConfig
 from nest_ssl.config.parsing import parse, read_yaml
@@ -44,6 +45,11 @@ log = logging.getLogger(__name__)
 
 SOURCE = "nest_ssl_source"
 """Key of a cut's custom fields: the number of the dataset that reads it; `index` is its number there."""
+
+SOURCE_TYPES = ("file", "memory", "shar")
+"""The types of a lhotse.AudioSource that are read. 'command' is a shell line, and a 'url' may be 'pipe:' and one."""
+READ_BY_SHELL = (".sph", ".opus")
+"""Files that lhotse passes to a command through a shell, .opus if LHOTSE_LEGACY_OPUS_LOADING is set."""
 
 KEYS = {
     "nemo": {"manifest_filepath"},
@@ -74,13 +80,6 @@ def _lhotse() -> Any:
             "Run: pip install 'nest-ssl[lhotse]'"
         ) from None
     return lhotse
-
-
-@cache
-def _cannot_read() -> tuple[type[Exception], ...]:
-    """Return the errors that mean a bad recording."""
-    audio = _lhotse().audio
-    return audio.AudioLoadingError, audio.DurationMismatchError, soundfile.LibsndfileError, OSError
 
 
 @dataclass(frozen=True)
@@ -130,20 +129,59 @@ class LhotseAudioNoiseDataset(Dataset[AudioNoiseBatch]):
         if SOURCE in custom:
             speech = self.sources[int(custom[SOURCE])].read(int(custom["index"]), self.maker.readers.reading)
             return replace(speech, sample_id=cut.id)
-        self.maker.readers.reading(_name(cut))
+        name = _name(cut)
+        _refuse_commands(cut)
+        self.maker.readers.reading(name)
         try:
             channels = cut.resample(self.maker.sample_rate).load_audio()
-        except _cannot_read() as error:
-            raise AudioError(_name(cut), str(error).splitlines()[0]) from None
-        samples: Samples = np.ascontiguousarray(channels.mean(axis=0), dtype=np.float32)
-        if not np.isfinite(samples.sum()):
-            raise AudioError(_name(cut), "samples are NaN or infinite")
-        return Speech(cut.id, _name(cut), samples)
+            samples: Samples = np.ascontiguousarray(channels.mean(axis=0), dtype=np.float32)
+        except MemoryError:
+            raise
+        except Exception as error:  # lhotse has six decoders, each with errors of its own
+            reason = str(error).splitlines()[:1] or [type(error).__name__]
+            raise AudioError(name, reason[0]) from None
+        check_samples(samples, name)
+        return Speech(cut.id, name, samples)
 
 
 def _name(cut: Cut) -> str:
-    sources = cut.recording.sources if cut.has_recording else []
-    return str(sources[0].source) if sources and sources[0].type in ("file", "url") else str(cut.id)
+    first = next(_audio_sources(cut), None)
+    return str(first.source) if first is not None and first.type in ("file", "url") else str(cut.id)
+
+
+def _audio_sources(item: Any) -> Iterator[Any]:
+    """Yield every lhotse.AudioSource that reading a cut or recording opens: of its tracks and room responses too."""
+    lhotse = _lhotse()
+    inner: list[Any] = []  # by type: a cut's custom fields, which are data, answer to any attribute
+    if isinstance(item, lhotse.cut.MixedCut):
+        inner = [track.cut for track in item.tracks]
+    elif isinstance(item, lhotse.cut.data.DataCut):
+        inner = [item.recording]
+    elif isinstance(item, lhotse.Recording):
+        yield from item.sources
+    for part in inner:
+        yield from _audio_sources(part)
+    transforms = item.transforms if isinstance(item, lhotse.cut.MixedCut | lhotse.Recording) else None
+    for transform in transforms or ():
+        if isinstance(transform, Mapping):
+            transform = lhotse.augmentation.AudioTransform.from_dict(transform)
+        yield from _audio_sources(getattr(transform, "rir", None))
+
+
+def _refuse_commands(cut: Cut) -> None:
+    """Raise ValueError if reading the cut could run a shell command: manifests are data, not programs."""
+    for source in _audio_sources(cut):
+        if source.type not in SOURCE_TYPES:
+            raise ValueError(
+                f"cut {cut.id!r}: its audio has a source of type {source.type!r} ({str(source.source)[:80]!r}), which "
+                "is not read: it could run any command. Save the audio as files, and write the cuts again."
+            )
+        path = str(source.source) if source.type == "file" else ""
+        if path.lower().endswith(READ_BY_SHELL) and shlex.quote(path) != path:
+            raise ValueError(
+                f"cut {cut.id!r}: {path[:80]!r} is not read: lhotse would pass it to a shell, which gives characters "
+                "of it a meaning. Rename the file, or convert it to FLAC."
+            )
 
 
 class CutBatches(BatchSampler):

@@ -7,12 +7,13 @@ number of workers. Shards must therefore be uncompressed files.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import re
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TypeVar
+from collections.abc import Iterable, Iterator
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,7 @@ from nest_ssl.audio import AudioError
 from nest_ssl.audio.signal import ChannelSelector
 from nest_ssl.data.batch.augmentation import Augmentation
 from nest_ssl.data.batch.collate import AudioNoiseItem
+from nest_ssl.data.manifest.listing import NOT_AUDIO
 from nest_ssl.data.manifest.read import KeptOpen, Manifest, Paths, Utterance, open_manifests, split_paths
 from nest_ssl.data.plan.batches import FixedSizePlan
 from nest_ssl.data.plan.order import Indices, ShardOrder
@@ -37,30 +39,77 @@ SUB_SEGMENT = re.compile(r"-sub\d+$")
 V = TypeVar("V")
 
 
+class AmbiguousNameError(ValueError):
+    """Several members fit a manifest's path equally well."""
+
+
+class Members(Generic[V]):
+    """What a manifest's path finds in tar files: a member of that name, or one whose path ends like it.
+
+    As in NeMo, folder and extension need not agree. Of several members that differ only there, the one that shares
+    most of the path is meant: of spk1/001.wav and spk2/001.wav, /data/spk2/001.flac is the second.
+    """
+
+    def __init__(self, members: Iterable[tuple[str, V]]) -> None:
+        self._by_stem: dict[str, list[tuple[str, V]]] = {}
+        for name, value in members:
+            self._by_stem.setdefault(_stem(name), []).append((name, value))
+
+    def names(self) -> Iterator[str]:
+        return (name for members in self._by_stem.values() for name, _ in members)
+
+    def find(self, name: str) -> V | None:
+        """Return what belongs to a manifest's path; None if there is nothing; raise AmbiguousNameError."""
+        stem = _stem(name)
+        found = self._by_stem.get(stem) or self._by_stem.get(SUB_SEGMENT.sub("", stem))
+        if found is None:
+            return None
+        if len(found) > 1:
+            likeness = [_likeness(member, name) for member, _ in found]
+            found = [one for one, like in zip(found, likeness, strict=True) if like == max(likeness)]
+        if len(found) > 1:
+            raise AmbiguousNameError(
+                f"{len(found)} members fit equally well ({found[0][0]}, {found[1][0]}). "
+                "Write the members' own paths into the manifest."
+            )
+        return found[0][1]
+
+
+def _likeness(member: str, name: str) -> tuple[bool, bool, int, bool, bool]:
+    """Rank members with the stem of a manifest's path; transcripts may have it, too."""
+    folders, others = member.split("/")[-2::-1], name.split("/")[-2::-1]
+    shared = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(folders, others, strict=False)))
+    same_base = os.path.basename(member) == os.path.basename(name)
+    is_audio = os.path.splitext(member)[1].lower() not in NOT_AUDIO
+    return member == name, is_audio, shared, shared == len(folders), same_base
+
+
 class TarShard:
     """The members of one tar file, by name."""
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._members: dict[str, tuple[int, int]] = {}
+        members: dict[str, tuple[int, int]] = {}
         try:
             with tarfile.open(path, "r:") as tar:
                 for member in tar:
                     if member.isreg():
-                        self._members[member.name.removeprefix("./")] = (member.offset_data, member.size)
+                        members[member.name.removeprefix("./")] = (member.offset_data, member.size)
         except (OSError, tarfile.TarError) as error:
-            if not self._members:  # the part before the end of a truncated shard is good
+            if not members:  # the part before the end of a truncated shard is good
                 raise AudioError(path, f"not a readable, uncompressed tar file: {error}") from None
-        for name in list(self._members):
-            self._members.setdefault(_stem(name), self._members[name])
+        self._members = Members(members.items())
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115
 
     def names(self) -> Iterable[str]:
-        """Return the names of all members, with and without folder and extension."""
-        return self._members
+        """Return the names of all members."""
+        return self._members.names()
 
     def read(self, name: str) -> bytes:
-        place = _find(self._members, name)
+        try:
+            place = self._members.find(name)
+        except AmbiguousNameError as error:
+            raise AudioError(f"{self.path}/{name}", str(error)) from None
         if place is None:
             raise AudioError(f"{self.path}/{name}", "no such member in the shard")
         offset, size = place
@@ -187,13 +236,23 @@ def _existing(paths: list[str]) -> list[str]:
 
 def _sorted_by_shard(manifest: Manifest, paths: list[str], tars: KeptOpen[TarShard]) -> tuple[Indices, tuple[int, ...]]:
     """Return the manifest numbers sorted by shard, and the size of each shard. Reads the headers of all shards."""
-    shard_of_name: dict[str, int] = {}
-    for number, path in enumerate(paths):
-        with tars.file(path) as tar:
-            for name in tar.names():
-                shard_of_name.setdefault(name, number)
-    found = (_find(shard_of_name, utterance.audio_filepath) for utterance in manifest)
-    shard_of = np.fromiter((-1 if number is None else number for number in found), np.int64, len(manifest))
+
+    def members() -> Iterator[tuple[str, int]]:
+        for number, path in enumerate(paths):
+            with tars.file(path) as tar:
+                yield from ((name, number) for name in tar.names())
+
+    shard_of_name = Members(members())
+
+    def shard_of_line(utterance: Utterance) -> int:
+        try:
+            number = shard_of_name.find(utterance.audio_filepath)
+        except AmbiguousNameError as error:
+            where = f"{utterance.manifest}:{utterance.line}: {utterance.audio_filepath}"
+            raise ValueError(f"{where}: {error} Or give one manifest per shard.") from None
+        return -1 if number is None else number
+
+    shard_of = np.fromiter(map(shard_of_line, manifest), np.int64, len(manifest))
     num_missing = int(np.count_nonzero(shard_of < 0))
     if num_missing:
         log.warning("%s: %d utterances are in none of the shards: left out", manifest.name, num_missing)
@@ -201,15 +260,6 @@ def _sorted_by_shard(manifest: Manifest, paths: list[str], tars: KeptOpen[TarSha
         raise ValueError(f"{manifest.name}: none of its {num_missing} utterances is in the shards ({paths[0]}, …).")
     order = np.argsort(shard_of, kind="stable")[num_missing:]
     return order.astype(np.uint32), tuple(np.bincount(shard_of[order], minlength=len(paths)).tolist())
-
-
-def _find(by_name: Mapping[str, V], name: str) -> V | None:
-    """Look up a manifest's path: by that name or (as NeMo does) by that name without folder and extension."""
-    stem = _stem(name)
-    for key in (name, stem, SUB_SEGMENT.sub("", stem)):
-        if key in by_name:
-            return by_name[key]
-    return None
 
 
 def _stem(name: str) -> str:

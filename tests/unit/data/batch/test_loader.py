@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 from nest_ssl.audio import AudioError
 from nest_ssl.config import DatasetConfig
 from nest_ssl.data import AudioNoiseBatch, BadDataError, BadDataLog, BadFile, Source, Speech, build_loader
+from nest_ssl.data.batch import loader as loader_module
 from nest_ssl.data.batch.collate import needed
 from nest_ssl.data.batch.loader import Prefetch
 from tests.unit.data.corpus import NEEDS_LHOTSE, RATE, Corpus, assert_same, make_corpus, write_manifest
@@ -308,6 +310,12 @@ def test_the_number_of_batches_is_the_same_on_ranks_with_and_without_bad_files(t
     assert counts == [11, 11]
 
 
+@pytest.fixture
+def none_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader_module, "FEW", 0)
+
+
+@pytest.mark.usefixtures("none_are_few")
 def test_too_many_bad_files_stop_the_run_with_a_way_out(broken: tuple[Corpus, dict[str, str]], tmp_path: Path) -> None:
     corpus, _ = broken
     path = tmp_path / "bad.jsonl"
@@ -319,6 +327,7 @@ def test_too_many_bad_files_stop_the_run_with_a_way_out(broken: tuple[Corpus, di
         assert part in message
 
 
+@pytest.mark.usefixtures("none_are_few")
 def test_exactly_the_allowed_share_does_not_stop_the_run(broken: tuple[Corpus, dict[str, str]]) -> None:
     corpus, _ = broken
     list(build_loader(corpus.config(max_bad_fraction=4 / 22), seed=3))
@@ -326,6 +335,7 @@ def test_exactly_the_allowed_share_does_not_stop_the_run(broken: tuple[Corpus, d
         list(build_loader(corpus.config(max_bad_fraction=3.9 / 22), seed=3))
 
 
+@pytest.mark.usefixtures("none_are_few")
 def test_a_share_is_counted_per_epoch_and_survives_a_restart(broken: tuple[Corpus, dict[str, str]]) -> None:
     corpus, _ = broken
     config = corpus.config(max_bad_fraction=4 / 22)
@@ -341,6 +351,74 @@ def test_a_share_is_counted_per_epoch_and_survives_a_restart(broken: tuple[Corpu
     resumed.resume(stopped.position())
     with pytest.raises(BadDataError, match="4 of 22"):
         list(resumed)
+
+
+def bad_files(num: int) -> list[BadFile]:
+    return [BadFile("speech", f"{i}.wav", "junk", 0, 0, 0) for i in range(num)]
+
+
+def test_a_few_bad_files_never_end_a_run_unless_none_is_allowed(broken: tuple[Corpus, dict[str, str]]) -> None:
+    corpus, reasons = broken
+    loader = build_loader(corpus.config(), seed=3)  # 4 of 22 are 18 %, and 1 % is allowed
+    list(loader)
+    assert set(loader.bad_data.files) == set(reasons)
+    with pytest.raises(BadDataError, match="more than max_bad_fraction"):
+        list(build_loader(corpus.config(max_bad_fraction=0.0), seed=3))
+
+
+def test_bad_files_of_a_validation_are_replaced_and_reported_but_never_end_the_run(
+    broken: tuple[Corpus, dict[str, str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    corpus, _ = broken
+    loader = build_loader(corpus.config(max_bad_fraction=0.0), seed=3, same_every_epoch=True)
+    assert [len(list(loader)) for _ in range(2)] == [6, 6]
+    warnings = [text for text in caplog.messages if "validation goes on with other utterances" in text]
+    assert len(warnings) == 1
+    assert "more than max_bad_fraction" in warnings[0]
+
+
+def logs_of_ranks(world_size: int, utterances_per_epoch: int) -> list[BadDataLog]:
+    """Logs that share counters, as those of ranks do through their store."""
+    shared: Counter[str] = Counter()
+
+    def count(name: str, number: int) -> int:
+        shared[name] += number
+        return shared[name]
+
+    logs = []
+    for rank in range(world_size):
+        log = BadDataLog(
+            max_bad_fraction=0.01, utterances_per_epoch=utterances_per_epoch, rank=rank, world_size=world_size
+        )
+        log.count = count
+        log.start_epoch(0)
+        logs.append(log)
+    return logs
+
+
+def test_the_share_of_bad_files_is_that_of_all_ranks() -> None:
+    logs = logs_of_ranks(64, 30)  # 1,920 utterances: 19 may be bad, on whichever rank
+    logs[5].record(30, bad_files(15))
+    for log in logs[6:10]:
+        log.record(30, bad_files(1))
+    with pytest.raises(BadDataError, match=r"20 of 1,920 utterances of epoch 0, on 64 ranks, could not be read"):
+        logs[63].record(30, bad_files(1))
+    for log in logs:
+        log.start_epoch(1)
+    logs[63].record(30, bad_files(1))  # every epoch counts anew
+
+
+def test_the_bad_files_of_all_ranks_survive_a_restart() -> None:
+    before = logs_of_ranks(4, 500)
+    for log in before[1:]:
+        log.record(100, bad_files(6))
+    state = before[0].state_dict()  # rank 0 writes the checkpoint
+    after = logs_of_ranks(4, 500)
+    for log in after:
+        log.load_state_dict(state, 0)
+    after[2].record(100, bad_files(2))
+    with pytest.raises(BadDataError, match="21 of 2,000"):
+        after[3].record(100, bad_files(1))
 
 
 def test_when_no_neighbour_can_be_read_the_error_names_them(tmp_path: Path) -> None:

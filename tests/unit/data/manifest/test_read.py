@@ -143,6 +143,40 @@ def test_the_index_is_built_once_and_again_when_the_manifest_changes(
     assert len(open_manifests(path)) == 2
 
 
+def test_a_damaged_index_is_built_again_and_blames_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = write(tmp_path / "m.jsonl", *(line(f"{i}.wav") for i in range(5)), "\n", line("last.wav"))
+    index = Path(f"{path}.idx")
+    before = open_manifests(path)
+    fingerprint, good = before.fingerprint(), index.read_bytes()
+    for place in range(0, len(good), 3):  # header, starts, durations and gaps
+        index.write_bytes(good[:place] + bytes([good[place] ^ 4]) + good[place + 1 :])
+        manifest = open_manifests(path)
+        assert (list(manifest), manifest.fingerprint()) == (list(before), fingerprint)
+        assert index.read_bytes() == good
+    assert "m.jsonl.idx: damaged; it is built again" in caplog.text
+
+
+def test_an_index_that_is_a_fifo_does_not_block(tmp_path: Path) -> None:
+    path = write(tmp_path / "m.jsonl", line("a.wav"))
+    os.mkfifo(f"{path}.idx")
+    assert len(open_manifests(path)) == 1
+
+
+@pytest.mark.parametrize("new", ['{"audio_filepath": "b.wav", "duration": 9.0}', '"a.wav"'])
+def test_a_manifest_that_changed_unnoticed_is_indexed_again_when_a_line_does_not_fit(tmp_path: Path, new: str) -> None:
+    old = '{"audio_filepath": "a.wav", "duration": 1.0}'
+    path = write(tmp_path / "m.jsonl", old)
+    status = os.stat(path)
+    manifest = open_manifests(path)
+    write(tmp_path / "m.jsonl", new.ljust(len(old)))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    expected = "was changed since it was opened.*repeat the command" if "9.0" in new else "jsonl:1: a JSON str"
+    with pytest.raises(ManifestError, match=expected):
+        manifest[0]
+    if "9.0" in new:
+        assert open_manifests(path)[0].duration_s == 9.0
+
+
 def test_a_folder_that_cannot_be_written_has_its_index_in_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

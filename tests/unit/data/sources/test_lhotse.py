@@ -11,6 +11,7 @@ import pytest
 import soundfile
 import torch
 
+from nest_ssl.audio import AudioError
 from nest_ssl.config import DatasetConfig
 from nest_ssl.data import LhotseAudioNoiseDataset, build_loader
 from nest_ssl.data.plan.batches import MAX_SHAPES, Shape
@@ -164,6 +165,71 @@ def test_bad_recordings_of_lhotses_own_cuts_are_replaced_too(tmp_path: Path) -> 
     loader = build_loader(config(corpus, manifest_filepath=None, cuts_path=str(tmp_path / "cuts.jsonl.gz")))
     assert sum(len(batch.sample_id or []) for batch in loader) == 6
     assert list(loader.bad_data.files) == [str(corpus.folder / "speech_3.wav")]
+
+
+def of_source(cut: Any, kind: str, source: str) -> Any:
+    recording = replace(cut.recording, sources=[lhotse.AudioSource(kind, [0], source)])
+    return replace(cut, recording=recording, id="hostile")
+
+
+def hostile_cuts(cut: Any, line: str) -> dict[str, Any]:
+    """Cuts that make lhotse run `line` in a shell when their audio is read."""
+    command = of_source(cut, "command", line)
+    transform = {"name": "ReverbWithImpulseResponse", "kwargs": {"rir": command.recording.to_dict()}}
+    return {
+        "command": command,
+        "url": of_source(cut, "url", f"pipe:{line}"),
+        "file name": of_source(cut, "file", f"$({line}).sph"),
+        "track": cut.append(command),
+        "room response": replace(cut, recording=replace(cut.recording, transforms=[transform])),
+    }
+
+
+@pytest.mark.parametrize("kind", ["command", "url", "file name", "track", "room response"])
+def test_a_cut_that_would_run_a_command_is_refused_and_runs_nothing(cuts: CutSet, tmp_path: Path, kind: str) -> None:
+    mark = tmp_path / "mark"
+    cut = hostile_cuts(cuts[0], f"touch {mark}")[kind]
+    with pytest.raises(ValueError, match=r"^cut .* is not read: .*\.$") as refused:
+        LhotseAudioNoiseDataset()[lhotse.CutSet.from_cuts([cut])]
+    assert not isinstance(refused.value, AudioError)  # it is not replaced like a bad file
+    assert not mark.exists()
+
+
+def test_cuts_in_memory_and_mixed_cuts_are_read(cuts: CutSet) -> None:
+    mixed = cuts[0].append(cuts[1].move_to_memory()).with_id("mixed")
+    batch = LhotseAudioNoiseDataset()[lhotse.CutSet.from_cuts([mixed])]
+    assert batch.audio_len is not None
+    assert batch.audio_len.tolist() == [round((cuts[0].duration + cuts[1].duration) * RATE)]
+
+
+@pytest.mark.parametrize("error", [AssertionError(), ZeroDivisionError("in a decoder"), KeyError("codec")])
+def test_any_error_of_lhotses_decoders_replaces_the_file(
+    corpus: Corpus, cuts: CutSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    cuts.to_file(tmp_path / "cuts.jsonl.gz")
+    load = MonoCut.load_audio
+
+    def failing(cut: Any) -> Any:
+        if cut.id == "cut-3":
+            raise error
+        return load(cut)
+
+    monkeypatch.setattr(MonoCut, "load_audio", failing)
+    loader = build_loader(config(corpus, manifest_filepath=None, cuts_path=str(tmp_path / "cuts.jsonl.gz")))
+    assert sum(len(batch.sample_id or []) for batch in loader) == 22
+    ((path, bad),) = loader.bad_data.files.items()
+    assert (path, bad.reason) == (str(corpus.folder / "speech_3.wav"), str(error) or "AssertionError")
+
+
+def test_running_out_of_memory_does_not_replace_a_file(
+    corpus: Corpus, cuts: CutSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(cut: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(MonoCut, "load_audio", fails)
+    with pytest.raises(MemoryError):
+        LhotseAudioNoiseDataset()[cuts.subset(first=1)]
 
 
 def test_the_dataset_takes_cuts_as_nemos_does(corpus: Corpus, cuts: CutSet) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import tarfile
 from collections import Counter
 from pathlib import Path
@@ -173,6 +174,47 @@ def test_nemos_sub_segments_and_folders_in_names_are_understood(corpus: Corpus, 
         assert shard.read(name) == expected
     with pytest.raises(AudioError, match="no such member"):
         shard.read("short.wav")
+
+
+def write_shard(path: Path, members: dict[str, bytes]) -> Path:
+    with tarfile.open(path, "w") as tar:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def test_members_with_equal_stems_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    members = {"spk1/001.txt": b"a text", "spk1/001.wav": b"one", "./spk2/001.wav": b"two", "a/spk2/001.wav": b"three"}
+    shard = TarShard(str(write_shard(tmp_path / "audio_0.tar", members)))
+    found = {
+        "spk1/001.wav": b"one",
+        "/data/spk1/001.flac": b"one",
+        "spk2/001.wav": b"two",  # the same name, though another member ends with it
+        "/data/spk2/001.wav": b"two",
+        "/data/a/spk2/001.wav": b"three",
+        "spk1/001-sub2.wav": b"one",
+    }
+    assert {name: shard.read(name) for name in found} == found
+    for name in ("001.wav", "/data/spk3/001.wav"):
+        with pytest.raises(AudioError, match=r"members fit equally well \(.*\)\. Write"):
+            shard.read(name)
+
+
+def test_one_manifest_finds_members_with_equal_stems_in_their_own_shards(tmp_path: Path) -> None:
+    shards = [str(write_shard(tmp_path / f"audio_{i}.tar", {f"spk{i}/001.wav": b"x"})) for i in range(3)]
+
+    def shard_sizes(*names: str) -> tuple[int, ...]:
+        lines = [{"audio_filepath": name, "duration": 0.1} for name in names]
+        manifest = write_manifest(tmp_path / "tarred_audio_manifest.json", lines)
+        return TarredAudioNoiseDataset(
+            audio_tar_filepaths=shards, manifest_filepath=str(manifest), sample_rate=RATE
+        ).shard_sizes
+
+    assert shard_sizes("/data/spk0/001.wav", "/data/spk1/001.wav", "/data/spk2/001.wav") == (1, 1, 1)
+    with pytest.raises(ValueError, match=r"manifest\.json:2: 001\.wav: 3 members fit equally well"):
+        shard_sizes("spk0/001.wav", "001.wav")
 
 
 def test_what_comes_before_the_end_of_a_truncated_shard_is_read(corpus: Corpus, shards: Path, tmp_path: Path) -> None:
