@@ -201,7 +201,7 @@ def _read_config(path: Path, archive: tarfile.TarFile, member: tarfile.TarInfo) 
 
 
 def refuse_resolvers(config: Any, where: str) -> None:
-    """Refuse `${oc.env:NAME}` and its like, in a text or in a mapping: they would copy secrets into messages and files."""
+    """Refuse `${oc.env:NAME}` and its like, in a text or a mapping: they copy secrets into messages and files."""
     if isinstance(config, Mapping):
         for key, value in config.items():
             refuse_resolvers(key, where)
@@ -317,7 +317,13 @@ def read_sharded(folder: Path, empty: Empty | None = None, *, only: str = "") ->
     # What torch's `load` does, without its collectives: each rank finds in the index what it needs.
     planner.set_up_planner(tensors, index, is_coordinator=False)
     reader.set_up_storage_reader(index, is_coordinator=False)
-    reader.read_data(planner.finish_plan(reader.prepare_local_plan(planner.create_local_plan())), planner).wait()
+    plan = planner.finish_plan(reader.prepare_local_plan(planner.create_local_plan()))
+    for item in plan.items:  # each is an archive of its own; only what this rank reads is checked
+        place = index.storage_data[item.storage_index]
+        with (folder / place.relative_path).open("rb") as shard:
+            shard.seek(place.offset)
+            check_archive(io.BytesIO(shard.read(place.length)), f"{folder}: {item.storage_index.fqn}")
+    reader.read_data(plan, planner).wait()
     for place, value in tensors.items():
         section, name = place.split(".", 1)
         if section == OPTIMIZER:

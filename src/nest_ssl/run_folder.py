@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 DEFAULT_ROOT = "nest_experiments"
 """`exp_manager.exp_dir` where none is given."""
 CHECKPOINTS = "checkpoints"
-LAST = "last.ckpt"
-"""The checkpoint that a run continues from."""
+LAST, BEFORE = "last.ckpt", "last-before.ckpt"
+"""The checkpoint that a run continues from, and its predecessor, for the case that the former is damaged."""
+SAVED = ".saved"
+"""Exists once a checkpoint has been written, and says of which step: a run without checkpoints may have lost them."""
 METRICS = "metrics.csv"
 HPARAMS = "hparams.yaml"
 COMMIT = "git-commit.txt"
@@ -59,6 +61,10 @@ class RunFolder:
     @property
     def last_checkpoint(self) -> Path:
         return self.checkpoints / LAST
+
+    @property
+    def saved(self) -> Path:
+        return self.path / SAVED
 
     @property
     def metrics_csv(self) -> Path:
@@ -95,26 +101,82 @@ class RunFolder:
         """The `.nemo` or `.ckpt` file written last; of equally new ones the `.nemo`, which is smaller."""
         return _newest(self.checkpoints, (".nemo", ".ckpt"), lambda path: path.suffix == ".nemo")
 
-    def checkpoint_to_resume(self, exp: ExperimentConfig) -> Path | None:
-        """The checkpoint that the run continues from, as `exp` asks; None: the run starts from the beginning."""
+    def checkpoint_to_resume(
+        self,
+        exp: ExperimentConfig,
+        examine: Examine = lambda path: None,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> Path | None:
+        """The newest good checkpoint to continue from, as `exp` asks; None: the run starts from the beginning.
+
+        `examine` looks into a checkpoint; `say` is told about those that are passed over.
+        """
         if exp.resume_from_checkpoint is not None:
-            path = Path(exp.resume_from_checkpoint).expanduser()
-            if not is_checkpoint(path):
-                raise ValueError(f"exp_manager.resume_from_checkpoint: {path}: no such file, and no folder of shards.")
-            return path
+            return self._named_checkpoint(exp, examine, say)
         if not exp.resume_if_exists:
             return None
-        if exp.checkpoint_callback_params.save_last and is_checkpoint(self.last_checkpoint):
-            # A top-k checkpoint may be newer, but was written in the middle of a step or contains only weights.
-            return self.last_checkpoint
-        if (newest := self.newest_checkpoint()) is not None:
-            return newest
+        bad = []
+        for path in self._candidates(exp):
+            try:
+                if not is_checkpoint(path):
+                    raise ValueError(f"{path}: is neither a file nor a complete folder of shards.")
+                examine(path)
+            except (ValueError, OSError) as error:
+                bad.append(str(error).rstrip())
+                continue
+            for reason in bad:
+                say(f"passed over a checkpoint: {reason}")
+            if bad:
+                say(f"resuming from {path} instead, the newest good checkpoint; training since then is repeated.")
+            return path
+        if bad or self.saved.is_file():
+            step = self.saved.read_text(errors="replace").strip() if self.saved.is_file() else "an earlier step"
+            raise ValueError(
+                f"{self.path}: this run has saved a checkpoint of {step}, and none can be resumed now: "
+                f"{' '.join(bad) or f'{self.checkpoints} contains none.'} Restore one from a backup, start again under "
+                f"another exp_manager.name, or delete this folder."
+            )
         if not exp.resume_ignore_no_checkpoint:
             raise ValueError(
                 f"{self.checkpoints}: there is no checkpoint to resume from. "
                 f"Set exp_manager.resume_ignore_no_checkpoint=true to start from the beginning."
             )
         return None
+
+    def _named_checkpoint(self, exp: ExperimentConfig, examine: Examine, say: Callable[[str], None]) -> Path:
+        """`exp_manager.resume_from_checkpoint`, unless this run has resumed from it before and saved since then."""
+        path = Path(str(exp.resume_from_checkpoint)).expanduser()
+        if not is_checkpoint(path):
+            raise ValueError(f"exp_manager.resume_from_checkpoint: {path}: no such file, and no folder of shards.")
+        for newer in self._candidates(exp):
+            try:
+                origin = examine(newer) if is_checkpoint(newer) else None
+            except (ValueError, OSError):
+                continue
+            if origin == str(path.absolute()) and not newer.samefile(path):
+                say(
+                    f"exp_manager.resume_from_checkpoint: this run has resumed from {path} before; continuing from "
+                    f"{newer}, which is newer. To start from {path.name} once more, give another exp_manager.name."
+                )
+                return newer
+            break
+        examine(path)
+        return path
+
+    def _candidates(self, exp: ExperimentConfig) -> list[Path]:
+        """Whatever may be a training checkpoint, in the order in which a run would continue from it.
+
+        First `last.ckpt`: one of the best may be newer, but was written in the middle of a step or contains only
+        weights. Then the newest. Something under the name `last.ckpt` that is no checkpoint also counts.
+        """
+        found = [path for path in self.checkpoints.glob("*.ckpt") if is_checkpoint(path)]
+        found.sort(key=lambda path: (_written_at_ns(path), path.name == LAST, path.name), reverse=True)
+        last = self.last_checkpoint
+        if exp.checkpoint_callback_params.save_last or not found:
+            found = [path for path in found if path != last]
+            if last.is_symlink() or last.exists():
+                found.insert(0, last)
+        return found
 
     def results(self, exp: ExperimentConfig) -> dict[str, str]:
         """What a finished run leaves behind, by name, and where it is; only files that exist."""
@@ -132,6 +194,10 @@ class RunFolder:
 def _newest(folder: Path, suffixes: tuple[str, ...], preferred: Callable[[Path], bool]) -> Path | None:
     files = [path for path in folder.glob("*") if path.suffix in suffixes and is_checkpoint(path)]
     return max(files, key=lambda path: (_written_at_ns(path), preferred(path), path.name), default=None)
+
+
+Examine = Callable[[Path], "str | None"]
+"""Looks into a checkpoint: the file that its run was told to resume from; ValueError where it cannot be resumed."""
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -256,13 +322,13 @@ def forget_after(path: Path, step: int) -> None:
 def logged_at(path: Path, step: int) -> set[str]:
     """The names that have a value in the rows of step number `step`."""
     return {
-        name for row in read_rows(path) if row["step"] == str(step) for name, value in row.items() if name and value
+        name for row in read_rows(path) if row.get("step") == str(step) for name, value in row.items() if name and value
     }
 
 
 def _is_before(row: Mapping[str, str], step: int) -> bool:
     try:
-        return int(row["step"]) < step
+        return int(row.get("step") or "") < step
     except ValueError:  # a row damaged by a kill or a full disk: a log must not prevent a resume
         return False
 
