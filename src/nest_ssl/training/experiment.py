@@ -17,7 +17,7 @@ from pathlib import Path
 import yaml
 
 from nest_ssl.config import ExperimentConfig, NestConfig
-from nest_ssl.files import replacing
+from nest_ssl.files import remove, replacing
 from nest_ssl.run_folder import DEFAULT_ROOT, RunFolder
 
 try:
@@ -125,7 +125,7 @@ def created(folder: RunFolder, cfg: NestConfig) -> Iterator[None]:
 
 def _describe(folder: RunFolder, cfg: NestConfig, copies: list[str]) -> None:
     for left_over in folder.checkpoints.glob(".*.tmp"):  # of a save that was killed
-        left_over.unlink()
+        remove(left_over)
     for path, text in (
         (folder.hparams, yaml.safe_dump(dataclasses.asdict(cfg), sort_keys=False)),
         (folder.commit, git_commit()),

@@ -387,11 +387,16 @@ class Fit:
         if writes and (loop.resumed or self.exp.resume_if_exists):  # a run that was killed before it saved starts again
             forget_after(self.folder.metrics_csv, state.step)
             loop.logged_before = logged_at(self.folder.metrics_csv, state.step - 1)
+        if loop.saver is not None:
+            loop.saver.reserve(trained)
         if world.is_first and config.enable_model_summary:
             _log_summary(self.model)
         progress.start(state.step, limits.total_steps(step.accumulate))
         try:
-            with profiled(config.profiler, self.folder.path, watch, enabled=world.is_first):
+            with (
+                contextlib.nullcontext() if loop.saver is None else loop.saver.finishing(),
+                profiled(config.profiler, self.folder.path, watch, enabled=world.is_first),
+            ):
                 loop.run()
         finally:
             progress.close()

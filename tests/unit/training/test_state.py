@@ -22,7 +22,7 @@ WEIGHTS = torch.arange(1000.0)
 def write(path: Path, time_s: int, *, resumed_from: Path | None = None, **more: Any) -> Path:
     """A checkpoint as training writes it, as far as choosing one is concerned."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    memory = {"best": {}, "resumed_from": None if resumed_from is None else str(resumed_from)}
+    memory: dict[str, Any] = {"best": {}, "resumed_from": None if resumed_from is None else str(resumed_from)}
     content = {
         "data_position": {},
         "optimizer_states": [],
