@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from nest_ssl.files import SHARDS_INDEX, SHARDS_REST, replacing
 
 if TYPE_CHECKING:
     from nest_ssl.config import CheckpointConfig, ExperimentConfig
+
+log = logging.getLogger(__name__)
 
 DEFAULT_ROOT = "nest_experiments"
 """`exp_manager.exp_dir` where none is given."""
@@ -282,13 +285,17 @@ class MetricsWriter:
         self.latest |= metrics
         row = {"step": step, "time": round(time.time(), 3), **metrics}
         row.pop("epoch", None)
+        if self._columns is not None and not self.path.exists():
+            log.warning("%s: was deleted while the run was using it; it starts again here.", self.path)
+            self._columns = None
         if self._columns is None:  # a resumed run has some already
             self._columns = read_columns(self.path)
         new = [name for name in row if name not in self._columns]
-        if new:
-            self._columns = self._columns + new
-            _rewrite(self.path, self._columns, read_rows(self.path))
         try:
+            if new:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                _rewrite(self.path, self._columns + new, read_rows(self.path))
+                self._columns = self._columns + new
             with self.path.open("a", newline="") as file:
                 csv.DictWriter(file, self._columns).writerow(row)
         except OSError as error:
@@ -299,7 +306,8 @@ def read_columns(path: Path) -> list[str]:
     if not path.is_file():
         return []
     with path.open(newline="", errors="replace") as file:
-        return next(csv.reader(file), [])
+        columns = next(csv.reader(file), [])
+    return columns if "step" in columns else []  # without a header its rows mean nothing
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
@@ -312,15 +320,22 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 def forget_after(path: Path, step: int) -> None:
     """Remove the rows from `step` on: the run continues from there and will write them again."""
-    rows = read_rows(path)
+    try:
+        rows = read_rows(path)
+        columns = read_columns(path)
+    except (OSError, csv.Error) as error:
+        log.warning("%s: cannot be read (%s); rows of steps that are repeated stay in it.", path, error)
+        return
     whole = rows if not rows or path.read_bytes().endswith(b"\n") else rows[:-1]  # a kill cut off the last line
     kept = [row for row in whole if _is_before(row, step)]
     if len(kept) < len(rows):
-        _rewrite(path, read_columns(path), kept)
+        _rewrite(path, columns, kept)
 
 
 def logged_at(path: Path, step: int) -> set[str]:
     """The names that have a value in the rows of step number `step`."""
+    if not read_columns(path):
+        return set()
     return {
         name for row in read_rows(path) if row.get("step") == str(step) for name, value in row.items() if name and value
     }

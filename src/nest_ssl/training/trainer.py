@@ -384,6 +384,8 @@ class Fit:
             time_limits=TimeLimits.of(config, self.exp),
             resumed=self.trainer.checkpoint is not None,
         )
+        if writes:
+            experiment.describe(self.folder, cfg)
         if writes and (loop.resumed or self.exp.resume_if_exists):  # a run that was killed before it saved starts again
             forget_after(self.folder.metrics_csv, state.step)
             loop.logged_before = logged_at(self.folder.metrics_csv, state.step - 1)

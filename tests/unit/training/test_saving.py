@@ -157,9 +157,14 @@ def test_a_stop_and_an_error_wait_for_the_checkpoint_that_is_being_written(
         disk.may_write.clear()
         weights.fill_(float(step))
         threading.Timer(0.1, disk.may_write.set).start()
-        with pytest.raises(type(error)), ours.finishing():
-            ours.save_last(TrainState(step=step), TRAINED)
-            raise error
+
+        def train(ours: Saver = ours, step: int = step, error: Exception = error) -> None:
+            with ours.finishing():
+                ours.save_last(TrainState(step=step), TRAINED)
+                raise error
+
+        with pytest.raises(type(error)):
+            train()
         assert read(ours.folder.last_checkpoint) == step
 
 
