@@ -88,7 +88,7 @@ def named_for_ranks(folder: RunFolder) -> Iterator[None]:
 def created(folder: RunFolder, cfg: NestConfig) -> Iterator[None]:
     """The folder, created and locked: a second run in it would overwrite checkpoints and metrics of the first.
 
-    Nothing else in it changes before `describe`: the command may still be refused, and the folder be that of a good run.
+    Nothing else in it changes before `describe`: the command may still be refused, and the folder that of a good run.
     """
     copies = (cfg.exp_manager.files_to_copy or []) if cfg.exp_manager else []
     for name in copies:

@@ -103,7 +103,7 @@ class Saver:
         tensors = [*weights.values(), *parameters, *parameters]  # most optimizers keep two moments
         if trained.average is not None:
             tensors += trained.average.weights.values()
-        self._host.reserve(sum(_aligned(tensor.nbytes) for tensor in tensors) + 4096 * len(parameters))
+        self._host.reserve(int(1.05 * sum(tensor.nbytes for tensor in tensors)))
 
     def start(self, state: TrainState) -> None:
         """Training starts, or resumes, at `state`; the best checkpoints that are still there count on."""
@@ -364,62 +364,59 @@ class Saver:
 
 
 class HostCopy:
-    """A checkpoint's tensors in the host's memory. The memory for those of a GPU is pinned, and used again."""
+    """A checkpoint's tensors in the host's memory. The memory for those of a GPU is pinned, and used again.
+
+    It comes in blocks, since torch rounds what is pinned up to a power of two: 9 GB in one piece would take 16.
+    """
+
+    BLOCK_BYTES = 2**28
 
     def __init__(self) -> None:
-        self._memory: Tensor | None = None
+        self._blocks: list[Tensor] = []
+        self._block = self._used = 0
+        """Where the next tensor goes."""
 
     def reserve(self, num_bytes: int) -> None:
-        if self._memory is not None and self._memory.numel() >= num_bytes:
-            return
-        self._memory = None  # freed before more is taken
-        try:
-            self._memory = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
-        except RuntimeError as error:  # the system limits pinned memory
-            log.warning("no pinned memory for checkpoints (%s): copying is slower.", str(error).splitlines()[0])
-            self._memory = torch.empty(num_bytes, dtype=torch.uint8)
+        while sum(block.numel() for block in self._blocks) < num_bytes:
+            self._add_block(self.BLOCK_BYTES)
 
     def of(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
-        """The same content with tensors of its own. It is valid until the next call."""
-        on_gpu: dict[int, Tensor] = {}
-
-        def note(tensor: Tensor) -> Tensor:
-            if tensor.device.type == "cuda":
-                on_gpu[id(tensor)] = tensor
-            return tensor
-
-        _with_tensors(checkpoint, note)
-        self.reserve(sum(_aligned(tensor.nbytes) for tensor in on_gpu.values()) if on_gpu else 0)
-        used, copies = 0, dict[Any, Tensor]()
+        """The same content with tensors of its own. Those of a GPU are valid until the next call."""
+        self._block = self._used = 0
+        copies: dict[Any, Tensor] = {}
 
         def copied(tensor: Tensor) -> Tensor:
-            nonlocal used
             # Weights with two names stay one tensor, as torch.save would have it.
-            key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
-            if key not in copies or not tensor.numel():
-                if id(tensor) in on_gpu and tensor.numel():
-                    copies[key] = self._place(used, tensor)
-                    copies[key].copy_(tensor.detach(), non_blocking=True)
-                    used += _aligned(tensor.nbytes)
+            key = (tensor.data_ptr() or id(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+            if key not in copies:
+                if tensor.device.type == "cuda" and tensor.numel():
+                    copies[key] = self._place(tensor).copy_(tensor.detach(), non_blocking=True)
                 else:
                     copies[key] = tensor.detach().to("cpu", copy=True)
             return copies[key]
 
         content: dict[str, Any] = _with_tensors(checkpoint, copied)
-        if on_gpu:
+        if self._used:
             torch.cuda.current_stream().synchronize()
         return content
 
-    def _place(self, start: int, like: Tensor) -> Tensor:
-        """A tensor like `like` in the reserved memory. By way of numpy it has a storage of its own: torch.save writes
-        whole storages."""
-        assert self._memory is not None
-        own = torch.from_numpy(self._memory[start : start + like.nbytes].numpy())
+    def _place(self, like: Tensor) -> Tensor:
+        """A tensor like `like` in a block. By way of numpy its storage is its own: torch.save writes whole storages."""
+        while self._block < len(self._blocks) and self._used + like.nbytes > self._blocks[self._block].numel():
+            self._block, self._used = self._block + 1, 0
+        if self._block == len(self._blocks):
+            self._add_block(max(self.BLOCK_BYTES, like.nbytes))
+        own = torch.from_numpy(self._blocks[self._block][self._used : self._used + like.nbytes].numpy())
+        self._used += -(-like.nbytes // 64) * 64  # aligned as torch aligns
         return own.view(like.dtype).view(like.shape)
 
-
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // 64) * 64
+    def _add_block(self, num_bytes: int) -> None:
+        try:
+            block = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+        except RuntimeError as error:  # the system limits pinned memory
+            log.warning("no pinned memory for checkpoints (%s): copying them is slower.", str(error).splitlines()[0])
+            block = torch.empty(num_bytes, dtype=torch.uint8)
+        self._blocks.append(block)
 
 
 def _with_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -267,9 +267,7 @@ def test_a_run_folder_that_is_deleted_meanwhile_is_made_again(tmp_path: Path, we
 def test_a_copy_has_the_values_and_the_sharing_of_its_original() -> None:
     tied, other = torch.randn(4, 3), torch.arange(5, dtype=torch.bfloat16)
     content = {"a": tied, "b": tied, "c": [other, (torch.tensor(2), 3, "x")], "d": {"e": torch.zeros(0)}}
-    host = HostCopy()
-    host.reserve(0)
-    copy = host.of(content)
+    copy = HostCopy().of(content)
     wanted = tied.clone()
     tied.zero_()
     assert torch.equal(copy["a"], wanted)
@@ -279,11 +277,31 @@ def test_a_copy_has_the_values_and_the_sharing_of_its_original() -> None:
     assert copy["d"]["e"].shape == (0,)
 
 
-def test_a_tensor_in_reserved_memory_is_saved_without_its_neighbours(tmp_path: Path) -> None:
+def test_tensors_in_reserved_memory_are_apart_and_saved_without_their_neighbours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HostCopy, "BLOCK_BYTES", 256)
     host = HostCopy()
-    host.reserve(1 << 20)
-    own = host._place(64, torch.zeros(3, 2, dtype=torch.bfloat16))
-    own.copy_(torch.arange(6).view(3, 2))
-    torch.save(own, tmp_path / "x.pt")
-    assert (tmp_path / "x.pt").stat().st_size < 4096
-    assert torch.equal(torch.load(tmp_path / "x.pt"), own)
+    host.reserve(300)
+    shapes: list[tuple[int, ...]] = [(3, 2), (), (7,), (40,), (200,), (5,)]  # of bfloat16; one needs a larger block
+    tensors = [host._place(torch.zeros(shape, dtype=torch.bfloat16)) for shape in shapes]
+    for number, tensor in enumerate(tensors):
+        tensor.fill_(number)
+    assert [tensor.flatten().tolist() for tensor in tensors] == [
+        [number] * torch.Size(shape).numel() for number, shape in enumerate(shapes)
+    ]
+    torch.save(tensors[0], tmp_path / "x.pt")
+    assert torch.equal(torch.load(tmp_path / "x.pt"), tensors[0])
+    assert tensors[0].untyped_storage().nbytes() == 12
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_copy_of_gpu_tensors_is_pinned_and_complete() -> None:
+    content = {"a": torch.randn(100, 7, device="cuda"), "b": [torch.arange(9, device="cuda"), torch.ones(3)]}
+    wanted = [content["a"].cpu(), content["b"][0].cpu()]  # type: ignore[union-attr]
+    copy = HostCopy().of(content)
+    content["a"].zero_()  # type: ignore[union-attr]
+    assert torch.equal(copy["a"], wanted[0])
+    assert torch.equal(copy["b"][0], wanted[1])
+    assert copy["a"].device.type == "cpu"
