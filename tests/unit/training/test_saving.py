@@ -266,7 +266,12 @@ def test_a_run_folder_that_is_deleted_meanwhile_is_made_again(tmp_path: Path, we
 
 def test_a_copy_has_the_values_and_the_sharing_of_its_original() -> None:
     tied, other = torch.randn(4, 3), torch.arange(5, dtype=torch.bfloat16)
-    content = {"a": tied, "b": tied, "c": [other, (torch.tensor(2), 3, "x")], "d": {"e": torch.zeros(0)}}
+    content: dict[str, Any] = {
+        "a": tied,
+        "b": tied,
+        "c": [other, (torch.tensor(2), 3, "x")],
+        "d": {"e": torch.zeros(0)},
+    }
     copy = HostCopy().of(content)
     wanted = tied.clone()
     tied.zero_()
@@ -298,10 +303,11 @@ def test_tensors_in_reserved_memory_are_apart_and_saved_without_their_neighbours
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_copy_of_gpu_tensors_is_pinned_and_complete() -> None:
-    content = {"a": torch.randn(100, 7, device="cuda"), "b": [torch.arange(9, device="cuda"), torch.ones(3)]}
-    wanted = [content["a"].cpu(), content["b"][0].cpu()]  # type: ignore[union-attr]
+    on_gpu = torch.arange(9, device="cuda")
+    content: dict[str, Any] = {"a": torch.randn(100, 7, device="cuda"), "b": [on_gpu, torch.ones(3)]}
+    wanted = [content["a"].cpu(), content["b"][0].cpu()]
     copy = HostCopy().of(content)
-    content["a"].zero_()  # type: ignore[union-attr]
+    content["a"].zero_()
     assert torch.equal(copy["a"], wanted[0])
     assert torch.equal(copy["b"][0], wanted[1])
     assert copy["a"].device.type == "cpu"
