@@ -68,18 +68,24 @@ def give_second_name(path: Path, second: Path) -> bool:
     return True
 
 
-def put_in_place(new: Path, path: Path) -> None:
+def predecessor(path: Path) -> Path:
+    """What `path` is called once another takes its place: NAME-before.SUFFIX."""
+    return path.with_name(f"{path.stem}-before{path.suffix}")
+
+
+def put_in_place(new: Path, path: Path, *, keeps_before: bool = False) -> None:
     """Let `new` take the place of `path`, where either is a folder: the system replaces only files by files.
 
-    What was there is called NAME-before.SUFFIX for the instant between two renames, and is deleted. A kill in that
-    instant leaves it, complete, under that name.
+    What was there is renamed to its `predecessor`, and then deleted unless `keeps_before`. A kill between two renames
+    leaves it, complete, under that name.
     """
-    before = path.with_name(f"{path.stem}-before{path.suffix}")
+    before = predecessor(path)
     remove(before)
     if path.exists():
         path.rename(before)
     new.rename(path)
-    remove(before)
+    if not keeps_before:
+        remove(before)
 
 
 def remove(path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import io
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,11 +22,15 @@ from nest_ssl.files import SHARDS_INDEX, SHARDS_REST, replacing
 if TYPE_CHECKING:
     from nest_ssl.config import CheckpointConfig, ExperimentConfig
 
+log = logging.getLogger(__name__)
+
 DEFAULT_ROOT = "nest_experiments"
 """`exp_manager.exp_dir` where none is given."""
 CHECKPOINTS = "checkpoints"
-LAST = "last.ckpt"
-"""The checkpoint that a run continues from."""
+LAST, BEFORE = "last.ckpt", "last-before.ckpt"
+"""The checkpoint that a run continues from, and its predecessor, for the case that the former is damaged."""
+SAVED = ".saved"
+"""Exists once a checkpoint has been written, and says of which step: a run without checkpoints may have lost them."""
 METRICS = "metrics.csv"
 HPARAMS = "hparams.yaml"
 COMMIT = "git-commit.txt"
@@ -59,6 +64,10 @@ class RunFolder:
     @property
     def last_checkpoint(self) -> Path:
         return self.checkpoints / LAST
+
+    @property
+    def saved(self) -> Path:
+        return self.path / SAVED
 
     @property
     def metrics_csv(self) -> Path:
@@ -95,26 +104,82 @@ class RunFolder:
         """The `.nemo` or `.ckpt` file written last; of equally new ones the `.nemo`, which is smaller."""
         return _newest(self.checkpoints, (".nemo", ".ckpt"), lambda path: path.suffix == ".nemo")
 
-    def checkpoint_to_resume(self, exp: ExperimentConfig) -> Path | None:
-        """The checkpoint that the run continues from, as `exp` asks; None: the run starts from the beginning."""
+    def checkpoint_to_resume(
+        self,
+        exp: ExperimentConfig,
+        examine: Examine = lambda path: None,
+        say: Callable[[str], None] = lambda text: None,
+    ) -> Path | None:
+        """The newest good checkpoint to continue from, as `exp` asks; None: the run starts from the beginning.
+
+        `examine` looks into a checkpoint; `say` is told about those that are passed over.
+        """
         if exp.resume_from_checkpoint is not None:
-            path = Path(exp.resume_from_checkpoint).expanduser()
-            if not is_checkpoint(path):
-                raise ValueError(f"exp_manager.resume_from_checkpoint: {path}: no such file, and no folder of shards.")
-            return path
+            return self._named_checkpoint(exp, examine, say)
         if not exp.resume_if_exists:
             return None
-        if exp.checkpoint_callback_params.save_last and is_checkpoint(self.last_checkpoint):
-            # A top-k checkpoint may be newer, but was written in the middle of a step or contains only weights.
-            return self.last_checkpoint
-        if (newest := self.newest_checkpoint()) is not None:
-            return newest
+        bad = []
+        for path in self._candidates(exp):
+            try:
+                if not is_checkpoint(path):
+                    raise ValueError(f"{path}: is neither a file nor a complete folder of shards.")
+                examine(path)
+            except (ValueError, OSError) as error:
+                bad.append(str(error).rstrip())
+                continue
+            for reason in bad:
+                say(f"passed over a checkpoint: {reason}")
+            if bad:
+                say(f"resuming from {path} instead, the newest good checkpoint; training since then is repeated.")
+            return path
+        if bad or self.saved.is_file():
+            step = self.saved.read_text(errors="replace").strip() if self.saved.is_file() else "an earlier step"
+            raise ValueError(
+                f"{self.path}: this run has saved a checkpoint of {step}, and none can be resumed now: "
+                f"{' '.join(bad) or f'{self.checkpoints} contains none.'} Restore one from a backup, start again under "
+                f"another exp_manager.name, or delete this folder."
+            )
         if not exp.resume_ignore_no_checkpoint:
             raise ValueError(
                 f"{self.checkpoints}: there is no checkpoint to resume from. "
                 f"Set exp_manager.resume_ignore_no_checkpoint=true to start from the beginning."
             )
         return None
+
+    def _named_checkpoint(self, exp: ExperimentConfig, examine: Examine, say: Callable[[str], None]) -> Path:
+        """`exp_manager.resume_from_checkpoint`, unless this run has resumed from it before and saved since then."""
+        path = Path(str(exp.resume_from_checkpoint)).expanduser()
+        if not is_checkpoint(path):
+            raise ValueError(f"exp_manager.resume_from_checkpoint: {path}: no such file, and no folder of shards.")
+        for newer in self._candidates(exp):
+            try:
+                origin = examine(newer) if is_checkpoint(newer) else None
+            except (ValueError, OSError):
+                continue
+            if origin == str(path.absolute()) and not newer.samefile(path):
+                say(
+                    f"exp_manager.resume_from_checkpoint: this run has resumed from {path} before; continuing from "
+                    f"{newer}, which is newer. To start from {path.name} once more, give another exp_manager.name."
+                )
+                return newer
+            break
+        examine(path)
+        return path
+
+    def _candidates(self, exp: ExperimentConfig) -> list[Path]:
+        """Whatever may be a training checkpoint, in the order in which a run would continue from it.
+
+        First `last.ckpt`: one of the best may be newer, but was written in the middle of a step or contains only
+        weights. Then the newest. Something under the name `last.ckpt` that is no checkpoint also counts.
+        """
+        found = [path for path in self.checkpoints.glob("*.ckpt") if is_checkpoint(path)]
+        found.sort(key=lambda path: (_written_at_ns(path), path.name == LAST, path.name), reverse=True)
+        last = self.last_checkpoint
+        if exp.checkpoint_callback_params.save_last or not found:
+            found = [path for path in found if path != last]
+            if last.is_symlink() or last.exists():
+                found.insert(0, last)
+        return found
 
     def results(self, exp: ExperimentConfig) -> dict[str, str]:
         """What a finished run leaves behind, by name, and where it is; only files that exist."""
@@ -132,6 +197,10 @@ class RunFolder:
 def _newest(folder: Path, suffixes: tuple[str, ...], preferred: Callable[[Path], bool]) -> Path | None:
     files = [path for path in folder.glob("*") if path.suffix in suffixes and is_checkpoint(path)]
     return max(files, key=lambda path: (_written_at_ns(path), preferred(path), path.name), default=None)
+
+
+Examine = Callable[[Path], "str | None"]
+"""Looks into a checkpoint: the file that its run was told to resume from; ValueError where it cannot be resumed."""
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -216,13 +285,17 @@ class MetricsWriter:
         self.latest |= metrics
         row = {"step": step, "time": round(time.time(), 3), **metrics}
         row.pop("epoch", None)
+        if self._columns is not None and not self.path.exists():
+            log.warning("%s: was deleted while the run was using it; it starts again here.", self.path)
+            self._columns = None
         if self._columns is None:  # a resumed run has some already
             self._columns = read_columns(self.path)
         new = [name for name in row if name not in self._columns]
-        if new:
-            self._columns = self._columns + new
-            _rewrite(self.path, self._columns, read_rows(self.path))
         try:
+            if new:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                _rewrite(self.path, self._columns + new, read_rows(self.path))
+                self._columns = self._columns + new
             with self.path.open("a", newline="") as file:
                 csv.DictWriter(file, self._columns).writerow(row)
         except OSError as error:
@@ -233,7 +306,8 @@ def read_columns(path: Path) -> list[str]:
     if not path.is_file():
         return []
     with path.open(newline="", errors="replace") as file:
-        return next(csv.reader(file), [])
+        columns = next(csv.reader(file), [])
+    return columns if "step" in columns else []  # without a header its rows mean nothing
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
@@ -246,23 +320,30 @@ def read_rows(path: Path) -> list[dict[str, str]]:
 
 def forget_after(path: Path, step: int) -> None:
     """Remove the rows from `step` on: the run continues from there and will write them again."""
-    rows = read_rows(path)
+    try:
+        rows = read_rows(path)
+        columns = read_columns(path)
+    except (OSError, csv.Error) as error:
+        log.warning("%s: cannot be read (%s); rows of steps that are repeated stay in it.", path, error)
+        return
     whole = rows if not rows or path.read_bytes().endswith(b"\n") else rows[:-1]  # a kill cut off the last line
     kept = [row for row in whole if _is_before(row, step)]
     if len(kept) < len(rows):
-        _rewrite(path, read_columns(path), kept)
+        _rewrite(path, columns, kept)
 
 
 def logged_at(path: Path, step: int) -> set[str]:
     """The names that have a value in the rows of step number `step`."""
+    if not read_columns(path):
+        return set()
     return {
-        name for row in read_rows(path) if row["step"] == str(step) for name, value in row.items() if name and value
+        name for row in read_rows(path) if row.get("step") == str(step) for name, value in row.items() if name and value
     }
 
 
 def _is_before(row: Mapping[str, str], step: int) -> bool:
     try:
-        return int(row["step"]) < step
+        return int(row.get("step") or "") < step
     except ValueError:  # a row damaged by a kill or a full disk: a log must not prevent a resume
         return False
 

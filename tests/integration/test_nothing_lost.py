@@ -8,9 +8,10 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 import torch
 
-from tests.integration.runs import PROGRAM, arguments, losses, run
+from tests.integration.runs import PROGRAM, arguments, losses, run, run_here
 
 SLOW_VALIDATION = """
 import sys, time
@@ -103,3 +104,21 @@ def test_a_run_killed_in_its_last_validation_ends_like_a_whole_one(corpus: Path,
     for column in ("train_loss", "val_loss", "train_loss_epoch"):
         assert losses(tmp_path / "run" / "metrics.csv", column) == losses(tmp_path / "whole" / "metrics.csv", column)
         assert losses(tmp_path / "run" / "metrics.csv", column)
+
+
+@pytest.mark.parametrize("refused", ["model.encoder.d_model=64", "model.train_ds.manifest_filepath=gone.jsonl"])
+def test_a_refused_command_changes_nothing_in_the_folder(corpus: Path, tmp_path: Path, refused: str) -> None:
+    args = arguments(corpus, tmp_path, "run", "~model.validation_ds", "trainer.max_steps=2")
+    run_here(args)
+
+    def content() -> dict[Path, bytes]:
+        files = (path for path in (tmp_path / "run").rglob("*") if path.is_file() and not path.name.startswith("log_"))
+        return {path: path.read_bytes() for path in files}
+
+    (tmp_path / "run" / ".lock").write_text("process 1 on a machine\n")
+    with (tmp_path / "run" / "metrics.csv").open("a") as file:
+        file.write("2,1700000000.0,4.5\r\n")  # logged after the last checkpoint
+    before = content()
+    with pytest.raises((ValueError, RuntimeError, OSError)):
+        run_here([*args, refused, "trainer.max_steps=4"])
+    assert content() == before

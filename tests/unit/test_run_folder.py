@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from nest_ssl.run_folder import (
     forget_after,
     given_ranks_per_node,
     listed_devices,
+    logged_at,
     ranks_per_node,
     read_columns,
     read_rows,
@@ -201,3 +203,33 @@ def test_of_two_names_of_one_checkpoint_the_last_is_given(tmp_path: Path) -> Non
     for name in ("last.ckpt", "a.ckpt"):
         (folder / name).hardlink_to(folder / "m--val_loss=1.ckpt")
     assert RunFolder(tmp_path).newest_checkpoint() == folder / "last.ckpt"
+
+
+@pytest.mark.parametrize("deleted", ["metrics.csv", "the folder"])
+def test_a_log_deleted_while_the_run_uses_it_starts_again_with_its_header(
+    tmp_path: Path, deleted: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "run" / "metrics.csv"
+    writer = MetricsWriter(path)
+    writer.write({"train_loss": 4.0}, 0)
+    path.unlink() if deleted == "metrics.csv" else shutil.rmtree(path.parent)
+    writer.write({"train_loss": 3.0}, 1)
+    writer.write({"train_loss": 2.0}, 2)
+    assert [(row["step"], row["train_loss"]) for row in read_rows(path)] == [("1", "3.0"), ("2", "2.0")]
+    assert caplog.text.count("metrics.csv: was deleted while the run was using it") == 1
+
+
+def test_a_log_without_a_header_does_not_prevent_a_resume(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_text("3,1700000000.0,4.5\r\n4,1700000001.0,4.25\r\n")
+    forget_after(path, 4)
+    assert logged_at(path, 3) == set()
+    MetricsWriter(path).write({"train_loss": 4.0}, 4)
+    assert [(row["step"], row["train_loss"]) for row in read_rows(path)] == [("4", "4.0")]
+
+
+def test_a_log_that_cannot_be_read_does_not_prevent_a_resume(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_text("step,time,x\r\n1,2," + "9" * 200_000 + "\r\n")  # longer than the csv module reads
+    forget_after(path, 1)
+    assert "metrics.csv: cannot be read" in caplog.text

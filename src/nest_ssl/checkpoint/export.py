@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nest_ssl.checkpoint.huggingface import CTC_FOLDER, export_huggingface
 from nest_ssl.checkpoint.onnx_file import export_onnx
-from nest_ssl.checkpoint.read import CONFIG_KEY, load
+from nest_ssl.checkpoint.read import CHECKSUM_KEY, CONFIG_KEY, checksum, load
 from nest_ssl.files import replacing
 from nest_ssl.model import EncDecMaskedTokenPredModel
 from nest_ssl.nemo_file import CheckpointError, nemo_config
@@ -66,6 +66,7 @@ def write_safetensors(model: EncDecMaskedTokenPredModel, path: Path) -> None:
         raise CheckpointError(f"{path}: needs safetensors. Install nest-ssl[hf].") from error
     # Shared weights are written under each of their names: the format cannot share.
     weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
-    config = nemo_config(model.cfg, type(model).__name__)
+    config = json.dumps(nemo_config(model.cfg, type(model).__name__))
+    metadata = {"format": "pt", CONFIG_KEY: config, CHECKSUM_KEY: checksum(weights, config)}
     with replacing(path) as file:
-        file.write(save(weights, metadata={"format": "pt", CONFIG_KEY: json.dumps(config)}))
+        file.write(save(weights, metadata=metadata))

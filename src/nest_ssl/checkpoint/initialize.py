@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from nest_ssl.checkpoint.read import hub_file, read_checkpoint
+from nest_ssl.checkpoint.read import check_values, hub_file, read_checkpoint
 from nest_ssl.config import NestConfig
 from nest_ssl.nemo_file import CheckpointError
 from nest_ssl.run_folder import is_checkpoint
@@ -97,6 +97,7 @@ def _initialize(model: nn.Module, key: str, name: str, options: dict[str, Any]) 
     result.loaded = list(chosen)
     if not chosen:
         raise CheckpointError(f"{key}: nothing in {path} fits the model.\n{describe(result)}")
+    check_values(chosen, own, str(path))
     model.load_state_dict(chosen, strict=False)
     return result
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import logging
 import re
+import zlib
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from omegaconf import DictConfig, ListConfig
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.base import ContainerMetadata, Metadata
 from omegaconf.nodes import AnyNode
 from torch import Tensor
@@ -32,12 +34,15 @@ from nest_ssl.nemo_file import (
     read_nemo,
     read_sharded,
     read_weights,
+    refuse_resolvers,
 )
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 FILE_SUFFIXES = (".nemo", ".ckpt", ".safetensors")
 CONFIG_KEY = "model_config"
 """The configuration, as JSON, in the metadata of a `.safetensors` file."""
+CHECKSUM_KEY = "crc32"
+"""The checksum of its weights and configuration, there too."""
 
 
 def checkpoint_path(name: str | Path) -> Path:
@@ -141,7 +146,7 @@ def fill(model: torch.nn.Module, weights: dict[str, Tensor], where: str, *, stri
 
 
 def check_fit(model: torch.nn.Module, weights: dict[str, Tensor], where: str, *, strict: bool = True) -> None:
-    """Check that names and shapes agree; an error lists those that do not."""
+    """Check that names, shapes and kinds agree and that all values are finite; an error lists what does not."""
     own = model.state_dict()
     misshapen = [
         f"{name}: {tuple(weights[name].shape)} in the file, {tuple(own[name].shape)} in the model"
@@ -150,6 +155,7 @@ def check_fit(model: torch.nn.Module, weights: dict[str, Tensor], where: str, *,
     ]
     if misshapen:
         raise CheckpointError(f"{where}: {len(misshapen)} parameters have different shapes:\n{_listing(misshapen)}")
+    check_values({name: weights[name] for name in own.keys() & weights.keys()}, own, where)
     missing = sorted(own.keys() - weights.keys())
     unexpected = sorted(weights.keys() - own.keys())
     if missing or unexpected:
@@ -160,6 +166,24 @@ def check_fit(model: torch.nn.Module, weights: dict[str, Tensor], where: str, *,
         if strict:
             raise CheckpointError(message)
         log.warning(message)
+
+
+def check_values(weights: Mapping[str, Tensor], own: Mapping[str, Tensor], where: str) -> None:
+    """Refuse weights that are not floating-point where the model's are, or not finite."""
+    bad = []
+    for name in sorted(weights):
+        value = weights[name]
+        if own[name].is_floating_point() and not value.is_floating_point():
+            bad.append(f"{name}: {str(value.dtype).removeprefix('torch.')} in the file, floating-point in the model")
+        elif value.is_floating_point():
+            finite = (value.float() if value.dtype.itemsize == 1 else value).isfinite()  # float8 has no isfinite
+            if not finite.all():
+                bad.append(f"{name}: {int((~finite).sum()):,} of {finite.numel():,} values are NaN or infinite")
+    if bad:
+        raise CheckpointError(
+            f"{where}: {len(bad)} of {len(weights)} parameters cannot be used; training may have diverged before it "
+            f"was saved. Use an earlier checkpoint.\n{_listing(bad)}"
+        )
 
 
 def _listing(lines: list[str], most: int = 40) -> str:
@@ -198,6 +222,8 @@ def _read_ckpt(path: Path, map_location: Any) -> NemoFile:
     config = parameters.get("cfg", parameters) if isinstance(parameters, (dict, DictConfig)) else None
     if not config or not isinstance(config, (dict, DictConfig)):
         raise CheckpointError(f"{path}: has no model configuration under hyper_parameters.")
+    plain = OmegaConf.to_container(config, resolve=False) if isinstance(config, DictConfig) else config
+    refuse_resolvers(plain, f"{path}: its configuration")
     try:
         section = model_section(config)
     except ConfigError as error:
@@ -217,7 +243,8 @@ def _read_safetensors(path: Path, map_location: Any = "cpu") -> NemoFile:
         raise CheckpointError(f"{path}: needs safetensors. Install nest-ssl[hf].") from error
     try:
         with safe_open(path, framework="pt", device=str(map_location)) as file:
-            text = (file.metadata() or {}).get(CONFIG_KEY)
+            metadata = file.metadata() or {}
+            text = metadata.get(CONFIG_KEY)
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         config = json.loads(text) if text else None
     except (SafetensorError, OSError, ValueError) as error:
@@ -227,4 +254,17 @@ def _read_safetensors(path: Path, map_location: Any = "cpu") -> NemoFile:
             f"{path}: contains weights but no NEST configuration. "
             f"'nest-ssl export CHECKPOINT {path.name} --format safetensors' writes both."
         )
-    return NemoFile(config, check_weights(weights, f"{path}: its tensors"))
+    refuse_resolvers(config, f"{path}: its configuration")
+    weights = check_weights(weights, f"{path}: its tensors")
+    if CHECKSUM_KEY in metadata and metadata[CHECKSUM_KEY] != checksum(weights, text or ""):
+        raise CheckpointError(f"{path}: is damaged: its content fails its checksum. Use another copy of it.")
+    return NemoFile(config, weights)
+
+
+def checksum(weights: Mapping[str, Tensor], config: str) -> str:
+    """The CRC-32 of weights and configuration; safetensors has none of its own, so files of others are not checked."""
+    value = zlib.crc32(config.encode())
+    for name in sorted(weights):
+        flat = weights[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        value = zlib.crc32(flat.numpy().data, zlib.crc32(name.encode(), value))
+    return f"{value:08x}"

@@ -13,11 +13,12 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 import yaml
 
 from nest_ssl.config import ExperimentConfig, NestConfig
-from nest_ssl.files import replacing
+from nest_ssl.files import remove, replacing
 from nest_ssl.run_folder import DEFAULT_ROOT, RunFolder
 
 try:
@@ -87,8 +88,7 @@ def named_for_ranks(folder: RunFolder) -> Iterator[None]:
 def created(folder: RunFolder, cfg: NestConfig) -> Iterator[None]:
     """The folder, created and locked: a second run in it would overwrite checkpoints and metrics of the first.
 
-    It describes the run: its configuration, the commit it was started from, copies of files. A dry run writes none of
-    that: the folder may be that of a real run.
+    Nothing else in it changes before `describe`: the command may still be refused, and the folder that of a good run.
     """
     copies = (cfg.exp_manager.files_to_copy or []) if cfg.exp_manager else []
     for name in copies:
@@ -112,28 +112,44 @@ def created(folder: RunFolder, cfg: NestConfig) -> Iterator[None]:
                 ) from error
             except OSError as error:  # some network disks
                 log.warning("%s: cannot be locked (%s): start no second run in it.", folder.path, error.strerror)
+        lock.seek(0)
+        before = lock.read()
         try:
-            lock.truncate(0)
-            lock.write(f"process {os.getpid()} on {platform.node()}\n")
-            lock.flush()
-            if not cfg.trainer.fast_dev_run:
-                _describe(folder, cfg, copies)
+            _fill(lock, f"process {os.getpid()} on {platform.node()}\n")
         except OSError as error:
             raise _cannot_be_written(folder, error) from error
-        yield
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(OSError):  # of two errors the first is the one to be told
+                _fill(lock, before)
+            raise
 
 
-def _describe(folder: RunFolder, cfg: NestConfig, copies: list[str]) -> None:
-    for left_over in folder.checkpoints.glob(".*.tmp"):  # of a save that was killed
-        left_over.unlink()
-    for path, text in (
-        (folder.hparams, yaml.safe_dump(dataclasses.asdict(cfg), sort_keys=False)),
-        (folder.commit, git_commit()),
-    ):
-        with replacing(path) as file:
-            file.write(text.encode())
-    for name in copies:
-        shutil.copy(name, folder.path)
+def _fill(lock: TextIO, text: str) -> None:
+    lock.truncate(0)
+    lock.write(text)
+    lock.flush()
+
+
+def describe(folder: RunFolder, cfg: NestConfig) -> None:
+    """Write down in its folder what is run: the configuration, the commit it was started from, copies of files.
+
+    To be called when nothing can be refused any more, and not in a dry run, whose folder may be that of a real run.
+    """
+    try:
+        for left_over in folder.checkpoints.glob(".*.tmp"):  # of a save that was killed
+            remove(left_over)
+        for path, text in (
+            (folder.hparams, yaml.safe_dump(dataclasses.asdict(cfg), sort_keys=False)),
+            (folder.commit, git_commit()),
+        ):
+            with replacing(path) as file:
+                file.write(text.encode())
+        for name in (cfg.exp_manager.files_to_copy or []) if cfg.exp_manager else []:
+            shutil.copy(name, folder.path)
+    except OSError as error:
+        raise _cannot_be_written(folder, error) from error
 
 
 def _cannot_be_written(folder: RunFolder, error: OSError) -> ValueError:

@@ -44,6 +44,7 @@ class Loggers:
         self.latest: dict[str, float] = {}
         """The most recent value under each name."""
         self._all: list[Logger] = []
+        self._warned: set[str] = set()
         if not enabled:
             return
         self._all.append(_Csv(folder.metrics_csv))
@@ -55,11 +56,24 @@ class Loggers:
     def write(self, metrics: Mapping[str, float], step: int, epoch: int) -> None:
         self.latest |= metrics
         for logger in self._all:
-            logger.write({**metrics, "epoch": epoch}, step)
+            with self._only_warned_of(logger):
+                logger.write({**metrics, "epoch": epoch}, step)
 
     def close(self) -> None:
         for logger in self._all:
-            logger.close()
+            with self._only_warned_of(logger):
+                logger.close()
+
+    @contextlib.contextmanager
+    def _only_warned_of(self, logger: Logger) -> Iterator[None]:
+        """A log that cannot be written is no reason to lose training: warn, once for each logger."""
+        try:
+            yield
+        except OSError as error:
+            name = type(logger).__name__.lstrip("_")
+            if name not in self._warned:
+                self._warned.add(name)
+                log.warning("%s: %s Training continues; metrics may be missing there.", name, error)
 
 
 def check_loggers(exp: ExperimentConfig) -> None:

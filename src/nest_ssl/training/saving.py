@@ -1,7 +1,14 @@
-"""Checkpoints: the latest, the best, and `.nemo` files. Each is whole or not there."""
+"""Checkpoints: the latest, the best, and `.nemo` files. Each is whole or not there.
+
+A step waits only for the copy of the tensors to the host's memory (`HostCopy`). A thread of rank 0 writes, syncs and
+renames the file. At most one is being written: the next one waits for it. Sharded checkpoints are written by all ranks
+together, and the step waits for them.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import errno
 import logging
 import math
@@ -9,7 +16,9 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +27,50 @@ from torch import Tensor
 
 from nest_ssl.config import CheckpointConfig
 from nest_ssl.config.checks import duration_s
-from nest_ssl.files import give_second_name, put_in_place, remove, replacing
+from nest_ssl.files import give_second_name, predecessor, put_in_place, remove, replace_text, replacing
 from nest_ssl.nemo_file import nemo_config, read_sharded, write_nemo
-from nest_ssl.run_folder import RunFolder, is_checkpoint
+from nest_ssl.run_folder import LAST, RunFolder, is_checkpoint
 from nest_ssl.training.parallel import World
 from nest_ssl.training.sharding import gathered, is_shard, part, write_shards
 from nest_ssl.training.state import Trained, TrainState, averaged_weights, checkpoint_of
-from nest_ssl.training.watching import Watch
+from nest_ssl.training.watching import Stopped, Watch
 from nest_ssl.watchdog.rank import Stage
 
 log = logging.getLogger(__name__)
 
 SAVE_EVERY_S = 15 * 60.0
 """The most training that a run loses when it is killed, where `train_time_interval` does not say otherwise."""
+RETRY_AFTER_S = 60.0
+"""From a checkpoint that could not be written to the next attempt, if none is due before."""
+MOST_FAILURES = 3
+"""In a row; then the run ends. A file system that fails over takes a minute or two."""
+
+
+@dataclass
+class Write:
+    """A checkpoint that is being written."""
+
+    content: dict[str, Any]
+    act: Callable[[], None]
+    undo: Callable[[], None]
+    """Forget it, if it could not be written."""
+    future: Future[None] | None = None
+    is_done: bool = False
+
+    def run(self) -> None:
+        self.act()
+        self.is_done = True
+
+    def error(self) -> BaseException | None:
+        assert self.future is not None
+        return self.future.exception()
 
 
 class Saver:
     """Writes the checkpoints of a run. All ranks call it at the same moments.
 
-    Rank 0 writes a file; of sharded weights every rank writes its own part, and the checkpoint is a folder.
+    Rank 0 writes a file; of sharded weights every rank writes its own part, and the checkpoint is a folder. One that
+    cannot be written is a warning, and is tried again; after `MOST_FAILURES` in a row, or at the end, it is an error.
     """
 
     def __init__(self, folder: RunFolder, params: CheckpointConfig, name: str, world: World, watch: Watch) -> None:
@@ -51,7 +85,25 @@ class Saver:
         self._saved: tuple[int, int, bool] | None = None
         """Where the latest checkpoint was written: step, epoch, and whether a validation was due."""
         self._best_written: tuple[int, Path] | None = None
+        self._is_sharded = False
         self._nemo_step: int | None = None
+        self._host = HostCopy()
+        self._thread: ThreadPoolExecutor | None = None
+        self._writing: list[Write] = []
+        self._failures = 0
+        self._unsaved: OSError | None = None
+        """Why the latest checkpoint could not be written."""
+
+    def reserve(self, trained: Trained) -> None:
+        """Get the host memory for copies from a GPU before training: pinning it takes a second for every few GB."""
+        weights = trained.model.state_dict()
+        if not self.world.is_first or self.world.device.type != "cuda" or any(map(is_shard, weights.values())):
+            return
+        parameters = [p for group in trained.step.optimizer.param_groups for p in group["params"]]
+        tensors = [*weights.values(), *parameters, *parameters]  # most optimizers keep two moments
+        if trained.average is not None:
+            tensors += trained.average.weights.values()
+        self._host.reserve(int(1.05 * sum(tensor.nbytes for tensor in tensors)))
 
     def start(self, state: TrainState) -> None:
         """Training starts, or resumes, at `state`; the best checkpoints that are still there count on."""
@@ -68,6 +120,8 @@ class Saver:
         return self.keeps_last and bool(every) and step % (every or 1) == 0
 
     def is_due_by_clock(self) -> bool:
+        if self._writing and all(write.future is None or write.future.done() for write in self._writing):
+            self.wait()
         return self.keeps_last and time.monotonic() - self._saved_at_s >= self.every_s
 
     # ---- the latest ----
@@ -89,8 +143,25 @@ class Saver:
     def _name_best_as_last(self, state: TrainState) -> bool:
         if self._best_written is None or self._best_written[0] != state.step or self.params.save_weights_only:
             return False
-        named = self.world.is_first and give_second_name(self._best_written[1], self.folder.last_checkpoint)
-        return self.world.decision_of_first(named)
+        best, last, step = self._best_written[1], self.folder.last_checkpoint, state.step
+        if self._is_sharded:
+            return self.world.decision_of_first(self.world.is_first and _second_name(best, last))
+        if not self.world.is_first:
+            return True
+        if not self._writing:
+            return _second_name(best, last)
+        written = self._writing[-1]
+
+        def act() -> None:
+            with _said_of(last):
+                if not written.is_done:
+                    raise OSError(f"{best.name} was not written")
+                if not _second_name(best, last):
+                    _write_file(last, written.content)
+                self._note_saved(step)
+
+        self._begin(Write(written.content, act, lambda: None))
+        return True
 
     # ---- the best ----
 
@@ -106,15 +177,23 @@ class Saver:
         if not self.world.decision_of_first(self._is_one_of_the_best(score)):
             return
         self.watch.enter(Stage.CHECKPOINT)
+        kept = dict(self.best)
         self.best[str(path)] = score
         dropped = self._drop_worst()
         state.memory.best = dict(self.best)
-        self._write(path, checkpoint_of(state, trained, weights_only=params.save_weights_only), state, trained)
+
+        def forget() -> None:
+            self.best, self._best_written = kept, None
+
+        def drop() -> None:
+            if dropped is not None and dropped != path and self.world.is_first:
+                remove(dropped)
+
         self._best_written = (state.step, path)
-        if dropped is not None and dropped != path and self.world.is_first:
-            remove(dropped)
+        content = checkpoint_of(state, trained, weights_only=params.save_weights_only)
+        self._write(path, content, state, trained, then=drop, undo=forget)
         if params.verbose:
-            log.info("step %d: %s %.4f is one of the best; saved %s", state.step, params.monitor, score, path.name)
+            log.info("step %d: %s %.4f is one of the best; saving %s", state.step, params.monitor, score, path.name)
         self.watch.enter(Stage.DATA)
 
     def _is_one_of_the_best(self, score: float) -> bool:
@@ -169,32 +248,216 @@ class Saver:
 
     # ---- writing ----
 
-    def _write(self, path: Path, checkpoint: dict[str, Any], state: TrainState, trained: Trained) -> None:
-        weights = checkpoint["state_dict"]
-        sharded = any(map(is_shard, weights.values()))
+    def _write(
+        self,
+        path: Path,
+        checkpoint: dict[str, Any],
+        state: TrainState,
+        trained: Trained,
+        then: Callable[[], None] = lambda: None,
+        undo: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Write a checkpoint, in the background unless it is sharded; `then` do something, or `undo` if it fails."""
+        weights, step = checkpoint["state_dict"], state.step
+        sharded = self._is_sharded = any(map(is_shard, weights.values()))
         if not sharded and not self.world.is_first:
             return
         check_finite_weights(weights, str(path), self.world if sharded else None)
+        with_nemo = self.params.always_save_nemo and self._nemo_step != step
+        self._nemo_step = step if with_nemo else self._nemo_step
+        if sharded:
+            try:
+                with _said_of(path):
+                    write_shards(path, checkpoint, self.world)
+                    self._note_saved(step)
+            except OSError as error:
+                self._note_failure(error, undo)
+                return
+            self._failures, self._unsaved = 0, None
+            then()
+            if with_nemo:
+                self._write_nemo(trained, gathered(weights, self.world))
+            return
+        self.wait()
+        content = self._host.of(checkpoint)
+
+        def act() -> None:
+            with _said_of(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                _write_file(path, content)
+                self._note_saved(step)
+            then()
+            if with_nemo:
+                self._write_nemo(trained, content["state_dict"])
+
+        self._begin(Write(content, act, undo))
+
+    def _begin(self, write: Write) -> None:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "checkpoint")
+        write.future = self._thread.submit(write.run)
+        self._writing.append(write)
+
+    def _note_saved(self, step: int) -> None:
+        if self.world.is_first:
+            self.folder.path.mkdir(parents=True, exist_ok=True)
+            replace_text(self.folder.saved, f"step {step}\n", sync=False)
+
+    def wait(self) -> None:
+        """Wait for the checkpoint that is being written. If it fails, warn; or raise, if that is one time too many."""
+        writing = self._take_writing()
+        failed = [write for write in writing if write.error() is not None]
+        if failed:
+            error = failed[0].error()
+            if not isinstance(error, OSError):
+                raise RuntimeError(f"a checkpoint could not be written: {error!r}") from error
+            self._note_failure(error, failed[0].undo)
+        elif writing:
+            self._failures, self._unsaved = 0, None
+
+    def _take_writing(self) -> list[Write]:
+        writing, self._writing = self._writing, []
+        return writing
+
+    def _note_failure(self, error: OSError, undo: Callable[[], None]) -> None:
+        self._failures, self._unsaved, self._saved = self._failures + 1, error, None
+        undo()
+        if self._failures >= MOST_FAILURES:
+            raise OSError(f"{error} It was tried {self._failures} times.") from error
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.ENOSPC and self.world.is_first:
+            remove(predecessor(self.folder.last_checkpoint))  # last.ckpt itself is there
+        self._saved_at_s = time.monotonic() - self.every_s + RETRY_AFTER_S  # rank 0's clock counts
+        log.warning("%s Training continues; saving is tried again within %.0f s.", error, RETRY_AFTER_S)
+
+    def finish(self) -> None:
+        """Wait for the checkpoint that is being written; if it has failed, try it once more, and raise."""
+        if self._writing:
+            self.watch.enter(Stage.CHECKPOINT)
+        for write in self._take_writing():
+            if (error := write.error()) is not None:
+                log.warning("%s It is tried once more.", error)
+                write.run()
+            self._unsaved = None
+        if self._unsaved is not None:
+            raise OSError(str(self._unsaved)) from self._unsaved
+
+    @contextlib.contextmanager
+    def finishing(self) -> Iterator[None]:
+        """At the end, and when the run is stopped, the checkpoint that is being written is there, or an error says why.
+
+        After another error it is waited for as well: a checkpoint that has been begun is not given up.
+        """
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if sharded:
-                write_shards(path, checkpoint, self.world)
-            else:
-                _write_file(path, checkpoint)
-        except (OSError, RuntimeError) as error:  # torch's zip writer says RuntimeError when a write fails
-            raise OSError(f"{path}: the checkpoint could not be written: {_why(error, path.parent)}") from error
-        if self.params.always_save_nemo and self._nemo_step != state.step:
-            self._nemo_step = state.step
-            self._write_nemo(trained, gathered(weights, self.world))
+            yield
+        except Stopped:
+            self.finish()
+            raise
+        except BaseException:
+            for write in self._take_writing():
+                if (error := write.error()) is not None:
+                    log.warning("%s", error)
+            raise
+        finally:
+            if self._thread is not None:
+                self._thread.shutdown(wait=False)
+        self.finish()
+
+
+class HostCopy:
+    """A checkpoint's tensors in the host's memory. The memory for those of a GPU is pinned, and used again.
+
+    It comes in blocks, since torch rounds what is pinned up to a power of two: 9 GB in one piece would take 16.
+    """
+
+    BLOCK_BYTES = 2**28
+
+    def __init__(self) -> None:
+        self._blocks: list[Tensor] = []
+        self._block = self._used = 0
+        """Where the next tensor goes."""
+
+    def reserve(self, num_bytes: int) -> None:
+        while sum(block.numel() for block in self._blocks) < num_bytes:
+            self._add_block(self.BLOCK_BYTES)
+
+    def of(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
+        """The same content with tensors of its own. Those of a GPU are valid until the next call."""
+        self._block = self._used = 0
+        copies: dict[Any, Tensor] = {}
+
+        def copied(tensor: Tensor) -> Tensor:
+            # Weights with two names stay one tensor, as torch.save would have it.
+            key = (tensor.data_ptr() or id(tensor), tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+            if key not in copies:
+                if tensor.device.type == "cuda" and tensor.numel():
+                    copies[key] = self._place(tensor).copy_(tensor.detach(), non_blocking=True)
+                else:
+                    copies[key] = tensor.detach().to("cpu", copy=True)
+            return copies[key]
+
+        content: dict[str, Any] = _with_tensors(checkpoint, copied)
+        if self._used:
+            torch.cuda.current_stream().synchronize()
+        return content
+
+    def _place(self, like: Tensor) -> Tensor:
+        """A tensor like `like` in a block. By way of numpy its storage is its own: torch.save writes whole storages."""
+        while self._block < len(self._blocks) and self._used + like.nbytes > self._blocks[self._block].numel():
+            self._block, self._used = self._block + 1, 0
+        if self._block == len(self._blocks):
+            self._add_block(max(self.BLOCK_BYTES, like.nbytes))
+        own = torch.from_numpy(self._blocks[self._block][self._used : self._used + like.nbytes].numpy())
+        self._used += -(-like.nbytes // 64) * 64  # aligned as torch aligns
+        return own.view(like.dtype).view(like.shape)
+
+    def _add_block(self, num_bytes: int) -> None:
+        try:
+            block = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+        except RuntimeError as error:  # the system limits pinned memory
+            log.warning("no pinned memory for checkpoints (%s): copying them is slower.", str(error).splitlines()[0])
+            block = torch.empty(num_bytes, dtype=torch.uint8)
+        self._blocks.append(block)
+
+
+def _with_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """A copy of nested containers with their tensors changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: _with_tensors(item, change) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_with_tensors(item, change) for item in value)
+    return copy.deepcopy(value)
+
+
+@contextlib.contextmanager
+def _said_of(path: Path) -> Iterator[None]:
+    """Whatever goes wrong while a checkpoint is written becomes one error that names it."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # torch's zip writer says RuntimeError when a write fails
+        folder = next(parent for parent in path.parents if parent.is_dir())
+        raise OSError(f"{path}: the checkpoint could not be written: {_why(error, folder)}") from error
 
 
 def _write_file(path: Path, checkpoint: dict[str, Any]) -> None:
-    """Write a checkpoint, which may take the place of a folder of shards."""
+    """Write a checkpoint, which may take the place of a folder of shards, or of something that is no checkpoint."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        path.unlink()  # a pipe would be written to, and wait for a reader
+    keeps_before = path.name == LAST
     target = path.with_name(f".{path.name}.tmp") if path.is_dir() else path
     with replacing(target) as file:
         torch.save(checkpoint, file)
+        if keeps_before and path.is_file():
+            give_second_name(path, predecessor(path))
     if target != path:
-        put_in_place(target, path)
+        put_in_place(target, path, keeps_before=keeps_before)
+
+
+def _second_name(best: Path, last: Path) -> bool:
+    if last.is_file() and not last.samefile(best):
+        give_second_name(last, predecessor(last))
+    return give_second_name(best, last)
 
 
 def check_finite_weights(weights: Mapping[str, Tensor], where: str, world: World | None = None) -> None:

@@ -7,7 +7,7 @@ scatters in the forward and backward pass. All else works on parts: they are pla
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from torch import Tensor, distributed, nn
 
 from nest_ssl.files import SHARDS_REST, put_in_place, remove, replacing
 from nest_ssl.nemo_file import OPTIMIZER, read_index, read_sharded
+from nest_ssl.run_folder import LAST
 
 if TYPE_CHECKING:
     from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
@@ -189,10 +190,12 @@ def write_shards(path: Path, checkpoint: Mapping[str, Any], world: World) -> Non
     from torch.distributed.checkpoint.state_dict_saver import save
 
     temporary = path.with_name(f".{path.name}.tmp")
-    if world.is_first:
+
+    def make_room() -> None:
         remove(temporary)  # of a run that was killed
         temporary.mkdir(parents=True)
-    world.decision_of_first(True)  # no rank writes before
+
+    _on_first(world, make_room)  # no rank writes before
     tensors, rest = _separated(checkpoint)
     planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
     try:
@@ -202,11 +205,26 @@ def write_shards(path: Path, checkpoint: Mapping[str, Any], world: World) -> Non
             remove(temporary)
         rank, (cause, _) = next(iter(error.failures.items()))
         raise cause if isinstance(cause, OSError) else OSError(f"rank {rank}: {cause!r}") from error
-    if world.is_first:
+
+    def complete() -> None:
         with replacing(temporary / SHARDS_REST) as file:
             torch.save(rest, file)
         read_index(temporary)
-        put_in_place(temporary, path)
+        put_in_place(temporary, path, keeps_before=path.name == LAST)
+
+    _on_first(world, complete)
+
+
+def _on_first(world: World, act: Callable[[], None]) -> None:
+    """Let rank 0 do something; if it fails, it fails on every rank, so that all can try again together."""
+    failure: Exception | None = None
+    if world.is_first:
+        try:
+            act()
+        except (OSError, RuntimeError, ValueError) as error:
+            failure = error
+    if not world.decision_of_first(failure is None):
+        raise OSError("rank 0 could not write its part") if failure is None else failure
 
 
 def _separated(checkpoint: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +35,15 @@ import torch
 from torch import Tensor
 
 from nest_ssl._version import __version__
-from nest_ssl.nemo_file import nemo_config, read_rest
+from nest_ssl.nemo_file import (
+    CheckpointError,
+    check_archive,
+    check_is_file,
+    nemo_config,
+    one_line,
+    read_index,
+    read_rest,
+)
 from nest_ssl.training.metrics import EpochMeans
 from nest_ssl.training.sharding import (
     load_optimizer_state,
@@ -64,6 +73,8 @@ class Memory:
     """Scores of the best checkpoints, by path."""
     early_stopping: dict[str, Any] | None = None
     elapsed_s: float = 0.0
+    resumed_from: str | None = None
+    """The file that `exp_manager.resume_from_checkpoint` named."""
 
 
 @dataclass
@@ -130,6 +141,7 @@ def checkpoint_of(state: TrainState, trained: Trained, *, weights_only: bool = F
         "memory": dict(vars(state.memory)),
         "average": None if average is None else average.state(),
         "scaler": None if scaler is None else scaler.state_dict(),
+        "optimizer": type(trained.step.optimizer).__name__,
     }
     if average is not None:
         checkpoint["current_model_state"] = weights
@@ -143,15 +155,38 @@ def averaged_weights(trained: Trained) -> dict[str, Tensor]:
     return {name: with_layout(average.weights[name], value) for name, value in trained.model.state_dict().items()}
 
 
-def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """The content of a training checkpoint, of this edition's form; of one in shards, all but their tensors."""
+def examine_checkpoint(path: Path) -> str | None:
+    """Check that a training checkpoint is undamaged and can be resumed; the file that its run was told to resume from.
+
+    Every rank does this, and comes to the same result. The tensors in shards are checked when they are read.
+    """
+    if path.is_dir():
+        read_index(path)
+    else:
+        check_is_file(path)
+        with path.open("rb") as file:
+            if not zipfile.is_zipfile(file):
+                what = "is not a training checkpoint, or cut off" if path.stat().st_size else "is empty"
+                raise CheckpointError(f"{path}: {what}.")
+            check_archive(file, str(path))
+    origin = read_checkpoint(path, mmap=True)["progress"]["memory"].get("resumed_from")
+    return None if origin is None else str(origin)
+
+
+def read_checkpoint(path: Path, device: torch.device | str = "cpu", *, mmap: bool = False) -> dict[str, Any]:
+    """The content of a training checkpoint, of this edition's form; of one in shards, all but their tensors.
+
+    With `mmap` tensors are read from the file when they are used.
+    """
     try:
         if path.is_dir():
             content = {**read_rest(path), "shards": path}
         else:
-            content = torch.load(path, map_location=device, weights_only=True)
+            content = torch.load(path, map_location=device, weights_only=True, mmap=mmap)
     except pickle.UnpicklingError:
         content = {}  # NeMo's own types are in it
+    except (RuntimeError, EOFError, OSError) as error:
+        raise CheckpointError(f"{path}: not a readable training checkpoint: {one_line(error)}") from error
     if "data_position" not in content or "optimizer_states" not in content:
         raise ValueError(
             f"{path}: cannot be resumed: it contains only weights, or NeMo has written it. Start from its weights with "
@@ -163,6 +198,13 @@ def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
 def restore(checkpoint: dict[str, Any], trained: Trained) -> TrainState:
     """Give everything the values of `checkpoint`; where the run was."""
     model, average, progress = trained.model, trained.average, checkpoint["progress"]
+    before, now = progress.get("optimizer"), type(trained.step.optimizer).__name__
+    if before is not None and before != now:
+        raise ValueError(
+            f"model.optim.name: the checkpoint contains the state of {before}, which {now} cannot continue from. Use "
+            f"the same optimizer, or start a run under another exp_manager.name from these weights with "
+            f"init_from_ptl_ckpt."
+        )
     if "shards" in checkpoint:
         checkpoint = read_shards(checkpoint["shards"], model, trained.step.optimizer)
     load_weights(model, _without_prefix(checkpoint.get("current_model_state", checkpoint["state_dict"])))

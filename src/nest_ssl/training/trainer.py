@@ -34,7 +34,7 @@ from nest_ssl.training.parallel import World, device_for, gpu_in_words, joined, 
 from nest_ssl.training.saving import Saver
 from nest_ssl.training.schedules import build_schedule
 from nest_ssl.training.sharding import shard
-from nest_ssl.training.state import Trained, TrainState, read_checkpoint, restore
+from nest_ssl.training.state import Trained, TrainState, examine_checkpoint, read_checkpoint, restore
 from nest_ssl.training.step import Clipping, TrainStep
 from nest_ssl.training.stopping import EarlyStopping, TimeLimits, check_monitors
 from nest_ssl.training.validation import Validation, has_data, validation_sets
@@ -157,7 +157,8 @@ def exp_manager(trainer: Trainer, cfg: ExperimentConfig | dict[str, Any] | None 
     check_loggers(trainer.exp)
     name = "default" if trainer.run.cfg is None else trainer.run.cfg.name
     trainer.folder = trainer.run.folder or experiment.run_folder(trainer.exp, name)
-    checkpoint = trainer.folder.checkpoint_to_resume(trainer.exp)
+    say = log.warning if trainer.is_global_zero else log.debug
+    checkpoint = trainer.folder.checkpoint_to_resume(trainer.exp, examine_checkpoint, say)
     trainer.checkpoint = None if trainer.config.fast_dev_run else checkpoint
     return trainer.folder.path
 
@@ -349,6 +350,8 @@ class Fit:
         step.engine.expect((shape.batch_size, shape.num_samples) for shape in loader.shapes())
         trained = Trained(self.model, step, loader, world.size)
         state = TrainState() if self.checkpoint is None else restore(self.checkpoint, trained)
+        if self.exp.resume_from_checkpoint is not None:
+            state.memory.resumed_from = str(Path(self.exp.resume_from_checkpoint).expanduser().absolute())
         self.checkpoint = None  # its tensors have been copied
         self.trainer.state = state
         watch.enter(Stage.INIT, InitPart.COMPARE)
@@ -381,14 +384,21 @@ class Fit:
             time_limits=TimeLimits.of(config, self.exp),
             resumed=self.trainer.checkpoint is not None,
         )
-        if writes and loop.resumed:
+        if writes:
+            experiment.describe(self.folder, cfg)
+        if writes and (loop.resumed or self.exp.resume_if_exists):  # a run that was killed before it saved starts again
             forget_after(self.folder.metrics_csv, state.step)
             loop.logged_before = logged_at(self.folder.metrics_csv, state.step - 1)
+        if loop.saver is not None:
+            loop.saver.reserve(trained)
         if world.is_first and config.enable_model_summary:
             _log_summary(self.model)
         progress.start(state.step, limits.total_steps(step.accumulate))
         try:
-            with profiled(config.profiler, self.folder.path, watch, enabled=world.is_first):
+            with (
+                contextlib.nullcontext() if loop.saver is None else loop.saver.finishing(),
+                profiled(config.profiler, self.folder.path, watch, enabled=world.is_first),
+            ):
                 loop.run()
         finally:
             progress.close()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from omegaconf import OmegaConf
 
 from nest_ssl import CheckpointError, load
+from nest_ssl.checkpoint.export import write_safetensors
 from nest_ssl.checkpoint.read import checkpoint_path
 from tests.helpers import model_section, noise_batch, tiny_model
 
@@ -113,3 +115,55 @@ def test_a_file_that_exists_comes_before_the_hub(tmp_path: Path, monkeypatch: py
     (tmp_path / "someone").mkdir()
     (tmp_path / "someone" / "nest").write_bytes(b"")
     assert checkpoint_path("someone/nest") == Path("someone/nest")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), torch.int8, torch.bool])
+@pytest.mark.parametrize("suffix", [".ckpt", ".safetensors"])
+def test_weights_that_cannot_be_right_are_refused_by_name(tmp_path: Path, suffix: str, value: Any) -> None:
+    model, name = tiny_model(), "encoder.layers.0.norm_out.weight"
+    path = tmp_path / f"x{suffix}"
+    weights = dict(model.state_dict())
+    weights[name] = weights[name].to(value) if isinstance(value, torch.dtype) else weights[name].clone().fill_(value)
+    if suffix == ".ckpt":
+        torch.save({"state_dict": weights, "hyper_parameters": model_section()}, path)
+    else:
+        safetensors = pytest.importorskip("safetensors.torch", reason="needs nest-ssl[hf]")
+        safetensors.save_file(weights, path, metadata={"model_config": json.dumps(model_section())})
+    with pytest.raises(CheckpointError, match=rf"x{suffix}: 1 of .* cannot be used.*\n  {name}: "):
+        load(path)
+
+
+@pytest.mark.parametrize("suffix", [".nemo", ".ckpt", ".safetensors"])
+def test_a_flipped_bit_is_noticed(tmp_path: Path, suffix: str) -> None:
+    model, path = tiny_model(), tmp_path / f"x{suffix}"
+    if suffix == ".nemo":
+        model.save_to(path)
+    elif suffix == ".ckpt":
+        saved(path, model_section())
+    else:
+        pytest.importorskip("safetensors.torch", reason="needs nest-ssl[hf]")
+        write_safetensors(model, path)
+    load(path)
+    data = bytearray(path.read_bytes())
+    data[data.index(model.state_dict()["encoder.layers.0.norm_out.weight"].numpy().tobytes())] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"x\..*: is damaged: .* fails its checksum"):
+        load(path)
+
+
+@pytest.mark.parametrize("suffix", [".ckpt", ".nemo-ckpt", ".safetensors"])
+def test_a_configuration_in_a_file_reads_no_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    monkeypatch.setenv("SECRET", "hunter2")
+    section = model_section() | {"name": "${oc.env:SECRET}"}
+    path = tmp_path / f"x.{suffix.split('-')[-1].lstrip('.')}"
+    if suffix == ".safetensors":
+        safetensors = pytest.importorskip("safetensors.torch", reason="needs nest-ssl[hf]")
+        weights = dict(tiny_model().state_dict())
+        safetensors.save_file(weights, path, metadata={"model_config": json.dumps(section)})
+    else:
+        saved(path, {"cfg": OmegaConf.create(section)} if "nemo" in suffix else section)
+    with pytest.raises(CheckpointError, match=r"its configuration calls a resolver \(\$\{name:…\}\); refused") as error:
+        load(path)
+    assert "hunter2" not in str(error.value)

@@ -39,3 +39,14 @@ def test_a_logger_that_is_not_installed_is_named_with_its_pip_command(monkeypatc
         ValueError, match=r"create_wandb_logger: wandb is not installed. pip install 'nest-ssl\[wandb\]'"
     ):
         check_loggers(ExperimentConfig(create_tensorboard_logger=False, create_wandb_logger=True))
+
+
+def test_a_log_that_cannot_be_written_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ours = loggers(tmp_path)
+    (tmp_path / "metrics.csv").mkdir()
+    for step in range(3):
+        ours.write({"val_loss": 1.5}, step, 0)
+    ours.close()
+    assert ours.latest == {"val_loss": 1.5}
+    assert caplog.text.count("metrics.csv: cannot be written: Is a directory") == 1
+    assert "Training continues" in caplog.text

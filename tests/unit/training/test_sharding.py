@@ -26,7 +26,7 @@ from nest_ssl.training import sharding
 from nest_ssl.training.ema import Average
 from nest_ssl.training.optimizers import build_optimizer
 from nest_ssl.training.parallel import World
-from nest_ssl.training.saving import Saver
+from nest_ssl.training.saving import MOST_FAILURES, Saver
 from nest_ssl.training.state import Trained, TrainState, averaged_weights, read_checkpoint, restore
 from nest_ssl.training.step import Clipping, TrainStep
 from nest_ssl.training.watching import Watch
@@ -137,7 +137,7 @@ def train_and_save(world: World, folder: Path) -> dict[str, Any]:
 
 
 def failure(ours: Saver, trained: Trained, world: World) -> str:
-    """What a rank says when the disk of rank 1 is full."""
+    """What a rank says when the disk of rank 1 is full, and stays so."""
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -145,7 +145,8 @@ def failure(ours: Saver, trained: Trained, world: World) -> str:
     if world.rank == 1:
         FileSystemWriter.write_data = full  # type: ignore[assignment]
     try:
-        ours.save_last(TrainState(step=3), trained)
+        for step in range(3, 3 + MOST_FAILURES):
+            ours.save_last(TrainState(step=step), trained)
     except OSError as error:
         return str(error)
     return "nothing"
@@ -156,7 +157,9 @@ def resume(world: World, path: Path) -> dict[str, Any]:
     state = restore(read_checkpoint(path), trained)
     assert (state.step, state.batch) == (2, 2 * 2 // world.size)
     restored = whole_state(trained, world)
-    saver(path.parent.parent, world).save_last(state, trained)
+    ours = saver(path.parent.parent, world)
+    ours.save_last(state, trained)
+    ours.finish()
     return {"restored": restored, "losses": take_steps(trained, range(2, 3))}
 
 
@@ -197,6 +200,7 @@ def test_a_rank_that_cannot_write_fails_all_of_them_and_leaves_the_earlier_check
 ) -> None:
     said = run[1]["refused"]
     assert "last.ckpt: the checkpoint could not be written: No space left on device" in said
+    assert "It was tried 3 times" in said
     assert read_checkpoint(run[0] / "last.ckpt")["global_step"] == 2
 
 
@@ -226,7 +230,7 @@ def test_any_number_of_ranks_resumes_a_folder_of_shards_or_a_file(
     for one in found:
         assert_same(one["restored"], wanted["saved"])
         assert one["losses"] == pytest.approx(wanted["losses"], rel=1e-5)
-    assert sum(1 for path in last for _ in path.parent.iterdir()) == 2
+    assert {name.name for path in last for name in path.parent.iterdir()} == {"last.ckpt", "last-before.ckpt"}
 
 
 def test_a_folder_that_is_incomplete_or_holds_other_types_is_refused(tmp_path: Path) -> None:
@@ -238,3 +242,15 @@ def test_a_folder_that_is_incomplete_or_holds_other_types_is_refused(tmp_path: P
     (folder / ".metadata").write_bytes(pickle.dumps(AudioNoiseBatch))
     with pytest.raises(CheckpointError, match=r"not a readable index of shards: contains a nest_ssl\..*Batch; refused"):
         load(folder)
+
+
+def test_a_flipped_bit_in_a_shard_is_noticed(run: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    damaged = tmp_path / "last.ckpt"
+    shutil.copytree(run[0] / "last.ckpt", damaged)
+    shard = max(damaged.glob("*.distcp"), key=lambda path: path.stat().st_size)
+    weight = run[1]["saved"]["average"]["encoder.layers.0.norm_out.weight"].numpy().tobytes()
+    data = bytearray(shard.read_bytes())
+    data[data.index(weight[: len(weight) // 4])] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"last\.ckpt: state_dict\..* is damaged: .* fails its checksum"):
+        load(damaged)

@@ -1,0 +1,127 @@
+"""Which checkpoint a run continues from when some of them are damaged."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from nest_ssl.config import ExperimentConfig
+from nest_ssl.run_folder import BEFORE, LAST, RunFolder
+from nest_ssl.training.state import examine_checkpoint, restore
+
+RESUME = ExperimentConfig(resume_if_exists=True, resume_ignore_no_checkpoint=True)
+WEIGHTS = torch.arange(1000.0)
+
+
+def write(path: Path, time_s: int, *, resumed_from: Path | None = None, **more: Any) -> Path:
+    """A checkpoint as training writes it, as far as choosing one is concerned."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    memory: dict[str, Any] = {"best": {}, "resumed_from": None if resumed_from is None else str(resumed_from)}
+    content = {
+        "data_position": {},
+        "optimizer_states": [],
+        "progress": {"memory": memory},
+        "state_dict": {"w": WEIGHTS},
+    }
+    torch.save({**content, **more}, path)
+    os.utime(path, (time_s, time_s))
+    return path
+
+
+def flip_a_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[data.index(WEIGHTS.numpy().tobytes()) + 7] ^= 1
+    path.write_bytes(data)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def make_a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def make_a_dangling_link(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("nowhere")
+
+
+def make_a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+DAMAGES = [flip_a_bit, truncate, empty, make_a_pipe, make_a_dangling_link, make_a_folder, Path.unlink]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_run_continues_from_the_newest_good_checkpoint(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    folder, said = RunFolder(tmp_path), list[str]()
+    write(folder.checkpoints / "best.ckpt", 1000)
+    before = write(folder.checkpoints / BEFORE, 2000)
+    last = write(folder.checkpoints / LAST, 3000)
+    assert folder.checkpoint_to_resume(RESUME, examine_checkpoint, said.append) == last
+    assert said == []
+    damage(last)
+    assert folder.checkpoint_to_resume(RESUME, examine_checkpoint, said.append) == before
+    if damage is not Path.unlink:
+        assert f"passed over a checkpoint: {last}: " in said[0]
+        assert f"resuming from {before} instead" in said[1]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_run_that_has_saved_never_starts_from_the_beginning(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    folder = RunFolder(tmp_path)
+    folder.saved.write_text("step 12\n")
+    damage(write(folder.checkpoints / LAST, 3000))
+    with pytest.raises(ValueError, match=r"has saved a checkpoint of step 12, and none can be resumed now: .*backup"):
+        folder.checkpoint_to_resume(RESUME, examine_checkpoint)
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_again(tmp_path: Path) -> None:
+    assert RunFolder(tmp_path).checkpoint_to_resume(RESUME, examine_checkpoint) is None
+
+
+def test_weights_alone_are_passed_over(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    whole = write(folder.checkpoints / "a.ckpt", 1000)
+    torch.save({"state_dict": {}}, folder.checkpoints / "b.ckpt")
+    assert folder.checkpoint_to_resume(RESUME, examine_checkpoint) == whole
+
+
+def test_a_named_checkpoint_that_is_damaged_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.ckpt", 1000)
+    flip_a_bit(path)
+    with pytest.raises(ValueError, match=r"x\.ckpt: is damaged: .* fails its checksum"):
+        RunFolder(tmp_path).checkpoint_to_resume(ExperimentConfig(resume_from_checkpoint=str(path)), examine_checkpoint)
+
+
+def test_a_requeued_job_continues_from_what_it_has_saved_since_the_named_checkpoint(tmp_path: Path) -> None:
+    folder, said = RunFolder(tmp_path / "run"), list[str]()
+    named = write(tmp_path / "other" / "start.ckpt", 1000)
+    exp = ExperimentConfig(resume_if_exists=True, resume_from_checkpoint=str(named))
+    last = write(folder.last_checkpoint, 3000)  # of a run before: the user wants to go back
+    assert folder.checkpoint_to_resume(exp, examine_checkpoint, said.append) == named
+    assert said == []
+    write(last, 4000, resumed_from=named)
+    assert folder.checkpoint_to_resume(exp, examine_checkpoint, said.append) == last
+    assert f"has resumed from {named} before; continuing from {last}, which is newer" in said[0]
+
+
+def test_the_state_of_another_optimizer_is_refused() -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=1.0)
+    trained: Any = SimpleNamespace(model=None, average=None, step=SimpleNamespace(optimizer=optimizer))
+    with pytest.raises(ValueError, match=r"model\.optim\.name: the checkpoint contains the state of AdamW, which SGD"):
+        restore({"progress": {"optimizer": "AdamW"}}, trained)
