@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -444,3 +445,57 @@ class NestConfig:
                 "the rest. Set trainer.max_steps, and trainer.val_check_interval with "
                 "trainer.check_val_every_n_epoch=null."
             )
+
+
+# ---- a run that is resumed ----
+
+_FROM_CHECKPOINT = "the checkpoint's weights are used"
+IGNORED_ON_RESUME: dict[str, str] = {
+    "init_from_nemo_model": _FROM_CHECKPOINT,
+    "init_from_ptl_ckpt": _FROM_CHECKPOINT,
+    "init_from_pretrained_model": _FROM_CHECKPOINT,
+    "model.optim.initial_accumulator_value": "the optimizer's sums come from the checkpoint",
+    "model.optim.sched.last_epoch": "the checkpoint decides the position on the schedule",
+    "trainer.num_sanity_val_steps": "a resumed run validates where an uninterrupted run would have",
+    "model.encoder.pos_emb_max_len": "positions are computed for each batch",
+    "model.encoder.subsampling_conv_chunking_factor": "the result does not depend on it",
+    "model.encoder.use_pytorch_sdpa": "nest-ssl chooses by itself, with the same results",
+    "model.encoder.use_pytorch_sdpa_backends": "nest-ssl chooses by itself, with the same results",
+    "model.encoder.sync_max_audio_length": "nest-ssl has no such collective",
+    "model.test_ds": "pre-training has no test loop",
+    **{f"trainer.{name}": reason for name, reason in NO_EFFECT.items()},
+}
+"""Keys that change nothing in a run that is resumed, with the reason. All other keys of the command take effect."""
+
+
+def changed_keys(before: Any, now: NestConfig) -> list[str]:
+    """Return one line for each key that differs from `before`, the content of the run's hparams.yaml.
+
+    Keys that `before` does not have were added by a newer version, and are passed over.
+    """
+    lines = []
+    for key, old, new in _differences(before, dataclasses.asdict(now)):
+        reason = next((IGNORED_ON_RESUME[name] for name in _and_parents(key) if name in IGNORED_ON_RESUME), None)
+        effect = "takes effect" if reason is None else f"ignored, because {reason}"
+        lines.append(f"{key}: {_shown(old)} → {_shown(new)}: {effect}")
+    return lines
+
+
+def _differences(before: Any, now: Any, where: str = "") -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in now:
+            if key in before:
+                yield from _differences(before[key], now[key], f"{where}.{key}" if where else str(key))
+    elif before != now and not (before != before and now != now):  # nan is nan
+        yield where, before, now
+
+
+def _and_parents(key: str) -> Iterator[str]:
+    while key:
+        yield key
+        key = key.rpartition(".")[0]
+
+
+def _shown(value: Any) -> str:
+    text = "null" if value is None else str(value)
+    return text if len(text) <= 80 else f"{text[:77]}…"
