@@ -21,6 +21,7 @@ from nest_ssl.cli.pretrain import pretrain
 from nest_ssl.cli.probe import probe
 from nest_ssl.cli.report import report
 from nest_ssl.cli.verify import verify
+from nest_ssl.config.checks import local_paths
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command()(prepare)
@@ -58,6 +59,7 @@ def main(arguments: list[str] | None = None) -> None:
     # (measured on two cores: up to 4.4 s per step instead of 0.2 s; with this at most 0.5 s).
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     try:
+        local_paths("nest-ssl", sys.argv[1:] if arguments is None else arguments)
         app(arguments)
     except (ValueError, OSError, RuntimeError) as error:
         if logging.getLogger().isEnabledFor(logging.DEBUG):

@@ -169,6 +169,31 @@ def not_supported(key: str, value: object, way_out: str) -> NoReturn:
     raise ValueError(f"{key}: {value!r} exists in NeMo but not in nest-ssl; {way_out}.")
 
 
+def stays_inside(key: str, name: str | None) -> None:
+    """Refuse a name that would leave the folder it is for, or that no file system takes."""
+    if name is None:
+        return
+    parts = re.split(r"[/\\\\]", name)
+    if not name or ".." in parts or name.startswith(("/", "~")) or any(ord(one) < 32 for one in name):
+        raise ValueError(f"{key}: {name!r} is not a name inside the run's folder. Use letters, digits, '-' and '_'.")
+    if any(len(part.encode(errors="replace")) > 255 for part in parts):
+        raise ValueError(f"{key}: {short(name)} is too long for a file system (255 bytes).")
+
+
+REMOTE = re.compile(r"(?!file:)[a-z][a-z0-9+.-]{1,9}:/{1,2}\w", re.IGNORECASE)
+
+
+def local_paths(key: str, paths: Any) -> None:
+    """Refuse addresses such as s3://… and https://…: they would only be missing files."""
+    for path in [paths] if isinstance(paths, str) else paths or []:
+        if isinstance(path, list):
+            local_paths(key, path)
+        elif isinstance(path, str) and REMOTE.match(path):
+            raise ValueError(
+                f"{key}: {path}: nest-ssl reads local files only. Download it, or mount the bucket, and give the path."
+            )
+
+
 def duration_s(key: str, value: str | dict[str, Any]) -> float:
     """Return the seconds in DD:HH:MM:SS, or in a mapping such as {hours: 2}."""
     if isinstance(value, str):

@@ -16,6 +16,7 @@ from nest_ssl.config.checks import (
     at_least,
     check_ranges,
     known_name,
+    local_paths,
     one_of,
 )
 from nest_ssl.config.targets import TARGETS, resolve_target
@@ -218,6 +219,8 @@ class DatasetConfig:
 
     def __post_init__(self) -> None:
         check_ranges("", self)
+        for key in ("manifest_filepath", "noise_manifest", "tarred_audio_filepaths"):
+            local_paths(key, getattr(self, key))
         if isinstance(self.channel_selector, str):
             one_of("channel_selector", self.channel_selector, ("average",))
         if self.channel_selector == []:
@@ -262,9 +265,14 @@ class DatasetConfig:
             if any(given.values()):
                 key = next(key for key, is_given in given.items() if is_given)
                 raise ValueError(f"{key}: is not applied to cuts_path and shar_path. Prepare the cuts with lhotse.")
+        if self.use_lhotse and self.is_concat:
+            raise ValueError("is_concat: has no effect with use_lhotse. List the datasets with weights in input_cfg.")
+        for key in ("bucketing_batch_size", "bucketing_weights"):
+            if self.use_lhotse and getattr(self, key) is not None:
+                raise ValueError(f"{key}: has no effect with use_lhotse. Use use_bucketing with bucket_batch_size.")
         low, high = self.min_duration, self.max_duration
-        if low is not None and high is not None and low >= high:
-            raise ValueError(f"min_duration: {low:g} s is not below max_duration {high:g} s, so nothing would be left.")
+        if low is not None and high is not None and low > high:
+            raise ValueError(f"min_duration: {low:g} s is above max_duration {high:g} s, so nothing would be left.")
         weights = self.concat_sampling_probabilities
         if weights is not None and not sum(weights) > 0:
             raise ValueError(f"concat_sampling_probabilities: {weights} have no weight above 0.")

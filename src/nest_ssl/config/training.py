@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -16,8 +18,10 @@ from nest_ssl.config.checks import (
     Share,
     check_ranges,
     duration_s,
+    local_paths,
     one_of,
     short,
+    stays_inside,
 )
 from nest_ssl.config.model import ModelConfig
 from nest_ssl.config.targets import resolve_target
@@ -293,6 +297,15 @@ class CheckpointConfig:
         where = "exp_manager.checkpoint_callback_params"
         check_ranges(where, self)
         one_of(f"{where}.mode", self.mode, ("min", "max"))
+        for key in ("prefix", "postfix", "filename"):
+            stays_inside(f"{where}.{key}", getattr(self, key))
+        for name, spec in re.findall(r"\{([^{}:]+)(:[^{}]*)?\}", self.filename or ""):
+            try:
+                format(1 if name in ("epoch", "step") else 1.0, spec[1:])
+            except ValueError as error:
+                raise ValueError(
+                    f"{where}.filename: {{{name}{spec}}}: {error}. Write {{{name}}} or {{{name}:.4f}}."
+                ) from error
         if not self.postfix.endswith(".nemo"):
             raise ValueError(f"{where}.postfix: {self.postfix!r} does not end with '.nemo'.")
         interval = self.train_time_interval
@@ -382,6 +395,10 @@ class ExperimentConfig:
     ema: EmaConfig = field(default_factory=EmaConfig)
 
     def __post_init__(self) -> None:
+        for key in ("name", "version"):
+            stays_inside(f"exp_manager.{key}", getattr(self, key))
+        for key in ("exp_dir", "explicit_log_dir", "resume_from_checkpoint"):
+            local_paths(f"exp_manager.{key}", getattr(self, key))
         if self.max_time_per_run is not None:
             duration_s("exp_manager.max_time_per_run", self.max_time_per_run)
         if self.ema.enable and self.checkpoint_callback_params.save_weights_only:
@@ -466,6 +483,9 @@ class NestConfig:
 
     def __post_init__(self) -> None:
         check_ranges("", self)
+        stays_inside("name", self.name)
+        _check_rates(self.model)
+        _check_masks_tokens(self.model)
         train_ds, limit = self.model.train_ds, self.trainer.limit_train_batches
         if train_ds is not None and train_ds.endless and limit not in (None, 1.0):
             raise ValueError(
@@ -473,6 +493,68 @@ class NestConfig:
                 "the rest. Set trainer.max_steps, and trainer.val_check_interval with "
                 "trainer.check_val_every_n_epoch=null."
             )
+
+    def unlikely(self) -> list[str]:
+        """Return one line for each thing that is possible, but rarely meant."""
+        model, steps, sched = self.model, self.trainer.max_steps, self.model.optim.sched
+        lines = []
+        if model.optim.lr == 0:
+            lines.append("model.optim.lr: 0 changes no weight.")
+        if sched is not None and sched.warmup_steps and 0 < steps <= sched.warmup_steps:
+            lines.append(
+                f"model.optim.sched.warmup_steps: the run ends after {steps} steps (trainer.max_steps), before the "
+                f"warm-up of {sched.warmup_steps} steps does."
+            )
+        if model.test_ds is not None and model.test_ds.manifest_filepath is not None:
+            lines.append("model.test_ds: is not read; pre-training has no test loop. Use model.validation_ds.")
+        if (short_block := _block_too_short(model)) is not None:
+            lines.append(f"{short_block} Only neighbouring blocks do so together.")
+        return lines
+
+
+def _check_rates(model: ModelConfig) -> None:
+    """Refuse sample rates that differ: features of another rate are other features, and nothing would fail."""
+    rates = {
+        "model.preprocessor.sample_rate": model.preprocessor.sample_rate,
+        **{
+            f"model.{name}.sample_rate": one.sample_rate
+            for name, one in (("train_ds", model.train_ds), ("validation_ds", model.validation_ds))
+            if one is not None
+        },
+    }
+    for key, rate in rates.items():
+        if rate != model.sample_rate:
+            raise ValueError(
+                f"{key}: {rate} Hz is not model.sample_rate, {model.sample_rate} Hz. Audio is resampled to one rate: "
+                f"set model.sample_rate alone."
+            )
+
+
+def _check_masks_tokens(model: ModelConfig) -> None:
+    """Refuse a task without anything to learn: its loss would be 0, and its first checkpoint the best for ever."""
+    masking, threshold = model.masking, model.loss.mask_threshold
+    if model.quantizer.num_classes < 2:
+        raise ValueError("model.num_classes: with 1 code every prediction is right. Use 2 or more (NEST: 8192).")
+    if masking.mask_prob == 0:
+        raise ValueError("model.masking.mask_prob: 0 masks nothing, so there is nothing to predict. Raise it.")
+    if threshold >= 1:
+        raise ValueError("model.loss.mask_threshold: no token has more than all of its frames masked. Lower it.")
+    # Neighbouring blocks can mask a token together. With 0.2 starts per frame that happens often enough to learn from.
+    short_block = _block_too_short(model)
+    if short_block is not None and (model.mask_position == "post_conv" or masking.mask_prob < 0.2):
+        raise ValueError(short_block)
+
+
+def _block_too_short(model: ModelConfig) -> str | None:
+    """Return why no block masks a whole token, if that is so."""
+    factor, block_size = model.encoder.subsampling_factor, model.masking.block_size
+    needed = factor if model.mask_position == "post_conv" else math.floor(model.loss.mask_threshold * factor) + 1
+    if block_size >= needed:
+        return None
+    return (
+        f"model.masking.block_size: a block of {block_size} frames masks no token: a token has {factor} frames, of "
+        f"which {needed} must be masked. Set model.masking.block_size to {needed} or more."
+    )
 
 
 # ---- a run that is resumed ----

@@ -119,6 +119,8 @@ class Trainer:
         """Train `model`: restore, train, save. Nothing is written before the configuration has been checked."""
         cfg = self._whole_config(model)
         _check(cfg, self.exp)
+        for line in cfg.unlikely() if self.is_global_zero else []:
+            log.warning("%s", line)
         device_for(self.config, self.run.facts, share_gpu=cfg.debug.share_gpu)
         folder = self.folder or experiment.run_folder(self.exp, cfg.name)
         changed = self._changed_since(folder, cfg)  # before the new configuration replaces the old one
@@ -219,7 +221,8 @@ def _check(cfg: NestConfig, exp: ExperimentConfig) -> None:
     if train_ds is None or not has_data(train_ds):
         raise ValueError(
             "model.train_ds.manifest_filepath: no manifest is given. Add model.train_ds.manifest_filepath=FILE; "
-            "'nest-ssl prepare FOLDER --output FILE' writes one."
+            "'nest-ssl prepare FOLDER --output FILE' writes one. Without data of your own, 'nest-ssl demo' makes some "
+            "and trains on it."
         )
     sets = validation_sets(cfg.model.validation_ds)
     _check_endless(cfg, exp, train_ds, validates=bool(sets))

@@ -11,7 +11,6 @@ import pytest
 
 from nest_ssl.config import compose, parse
 from nest_ssl.config.checks import _parts, duration_s, ranges_of
-from nest_ssl.config.training import NestConfig
 
 
 def sections(config: Any, where: str = "") -> list[tuple[str, Any]]:
@@ -93,10 +92,27 @@ REFUSED = {
     "model.preprocessor.dither=-1": "model.preprocessor.dither: -1.0 is less than 0",
     "model.train_ds.bucket_duration_bins=[nan]": "model.train_ds.bucket_duration_bins: nan is not a finite number",
     "model.train_ds.channel_selector=foo": "model.train_ds.channel_selector: 'foo' is not one of 'average'",
-    "model.train_ds.min_duration=9 model.train_ds.max_duration=3": "model.train_ds.min_duration: 9 s is not below",
+    "model.train_ds.min_duration=9 model.train_ds.max_duration=3": "model.train_ds.min_duration: 9 s is above",
     "model.encoder.d_model=999998 model.encoder.n_heads=2": "weights; at most 1e+11 are supported",
     "model.validation_ds.batch_size=0": "model.validation_ds.batch_size: 0 is less than 1",
     "seed=-1": "seed: -1 is less than 0",
+    "name=../../x": "name: '../../x' is not a name inside the run's folder",
+    "exp_manager.name=/x": "exp_manager.name: '/x' is not a name inside",
+    "exp_manager.version=a/../../b": "exp_manager.version: 'a/../../b' is not a name inside",
+    "exp_manager.checkpoint_callback_params.prefix=../x": "prefix: '../x' is not a name inside",
+    "exp_manager.checkpoint_callback_params.filename='{val_loss:q}'": "filename: {val_loss:q}: Unknown format code",
+    "model.train_ds.sample_rate=8000": "model.train_ds.sample_rate: 8000 Hz is not model.sample_rate, 16000 Hz",
+    "model.validation_ds.sample_rate=8000": "model.validation_ds.sample_rate: 8000 Hz is not model.sample_rate",
+    "model.preprocessor.sample_rate=8000": "model.preprocessor.sample_rate: 8000 Hz is not model.sample_rate",
+    "model.masking.mask_prob=0": "model.masking.mask_prob: 0 masks nothing",
+    "model.loss.mask_threshold=1": "model.loss.mask_threshold: no token has more than all",
+    "model.masking.block_size=3": "model.masking.block_size: a block of 3 frames masks no token",
+    "model.num_classes=1": "model.num_classes: with 1 code every prediction is right",
+    "model.train_ds.manifest_filepath=s3://b/x.jsonl": "s3://b/x.jsonl: nest-ssl reads local files only",
+    "model.train_ds.noise_manifest=https://b/x.jsonl": "https://b/x.jsonl: nest-ssl reads local files only",
+    "hydra.run.dir=x": "hydra.run.dir=x: Hydra only composes.* Use exp_manager.explicit_log_dir",
+    "model.train_ds.use_lhotse=true model.train_ds.is_concat=true": "model.train_ds.is_concat: has no effect with",
+    "model.train_ds.use_lhotse=true model.train_ds.bucketing_weights=[1]": "bucketing_weights: has no effect with",
 }
 
 
@@ -104,7 +120,7 @@ REFUSED = {
 def test_nonsense_is_refused_with_the_whole_key(overrides: str) -> None:
     with pytest.raises(ValueError) as raised:
         compose("nest_demo", overrides.split())
-    assert REFUSED[overrides] in str(raised.value)
+    assert REFUSED[overrides].split(".*")[0] in str(raised.value)
 
 
 @pytest.mark.parametrize("text", ["00:00:00:00", "1:2:3", "٣:0:0:0", "9999999999:0:0:0", "999999999:999999999:0:0"])
@@ -113,5 +129,10 @@ def test_a_duration_that_is_none_is_refused(text: str) -> None:
         duration_s("trainer.max_time", text)
 
 
-def test_nest_config_is_among_the_sections() -> None:
-    assert isinstance(CONFIG, NestConfig)
+def test_what_is_possible_but_rarely_meant_gets_one_line() -> None:
+    assert CONFIG.unlikely() == []
+    odd = ["model.optim.lr=0", "trainer.max_steps=3", "model.masking.block_size=5", "model.masking.mask_prob=0.4"]
+    odd += ["model.optim.sched.warmup_steps=9", "+model.test_ds={manifest_filepath: x}"]
+    lines = compose("nest_demo", odd).unlikely()
+    keys = [line.split(":")[0] for line in lines]
+    assert keys == ["model.optim.lr", "model.optim.sched.warmup_steps", "model.test_ds", "model.masking.block_size"]

@@ -67,7 +67,7 @@ def parse_lines(piece: bytes, manifest: str, first_line: int) -> Lines:
         if not piece.isascii():
             piece.decode()
         lines = _decode_lines(piece)
-        if len(lines) != len(numbers) or not all(map(_path, lines)):
+        if len(lines) != len(numbers) or not all(map(_path, lines)) or b"\\u0000" in piece:
             raise ValueError("not one valid object per line")
         durations_s = np.array([math.nan if x.duration is None else x.duration for x in lines], dtype=np.float32)
         if (durations_s < 0).any() or min(map(_offset, lines), default=0) < 0:
@@ -117,7 +117,7 @@ def parse_line(line: bytes, manifest: str, line_number: int) -> dict[str, Any]:
     path = item.get("audio_filepath") if name is None else name
     if path is None:
         fail("no 'audio_filepath'")
-    if not isinstance(path, str) or not path or "\0" in path:
+    if not isinstance(path, str) or not path or "\0" in path or not _can_be_encoded(path):
         fail(f"'audio_filepath' is {path!r}, not a path")
     item["audio_filepath"] = path
     for key in ("duration", "offset"):
@@ -129,6 +129,15 @@ def parse_line(line: bytes, manifest: str, line_number: int) -> dict[str, Any]:
         if seconds < 0:
             fail(f"'{key}' is {seconds}, which is negative")
     return item
+
+
+def _can_be_encoded(path: str) -> bool:
+    """Return whether the path can be a file's name: half of a surrogate pair, which JSON allows, cannot."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _parse_as_python_does(line: bytes, fail: Any) -> Any:
