@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import logging
 import math
 import re
 import typing
@@ -167,6 +168,33 @@ def known_name(key: str, value: str, known: Collection[str]) -> None:
 def not_supported(key: str, value: object, way_out: str) -> NoReturn:
     """Refuse a value that only NeMo supports; docs/alignment.md lists them all."""
     raise ValueError(f"{key}: {value!r} exists in NeMo but not in nest-ssl; {way_out}.")
+
+
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters but tab and newline, marks that reverse the direction of text, and halves of surrogate pairs."""
+
+
+def printable(text: str) -> str:
+    """Return text for a terminal or a log: what could move its cursor, recolour it or hide words is written out.
+
+    Names come from files, manifests and models that others made.
+    """
+    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+class PlainFormatter(logging.Formatter):
+    """Formats records for a terminal or a log file, without escape codes from names."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
+
+
+def log_to_terminal(level: int) -> None:
+    """Print the messages of all loggers, by themselves; a program that has handlers already keeps them."""
+    logging.basicConfig(level=level, format="%(message)s")
+    for handler in logging.getLogger().handlers:
+        if type(handler) is logging.StreamHandler:
+            handler.setFormatter(PlainFormatter("%(message)s"))
 
 
 def stays_inside(key: str, name: str | None) -> None:
