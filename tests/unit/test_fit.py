@@ -167,7 +167,9 @@ def test_a_trial_takes_turns_between_two_shapes_and_validates() -> None:
 
 def test_a_trial_trains_averages_and_survives_running_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nest_ssl.fit.ROUNDS", 1)
-    cfg = tiny("exp_manager.ema.enable=true", "model.validation_ds.max_duration=0.5")
+    cfg = tiny(
+        "exp_manager.ema.enable=true", "model.validation_ds.max_duration=0.5", "model.validation_ds.min_duration=0"
+    )
     trial = TrainingTrial(cfg, World(), CPU)
     before = [p.detach().clone() for p in trial.model.parameters() if p.requires_grad]
     loss_of = trial.model.masked_loss
@@ -231,6 +233,7 @@ def test_the_whole_search_prints_overrides_and_tries_the_shapes_of_the_plan(
         "model.train_ds.min_duration=0.1",
         "model.train_ds.bucket_duration_bins=[0.5]",
         "model.validation_ds.max_duration=0.5",
+        "model.validation_ds.min_duration=0",
     )
     fitted = _fit(cfg, World(), CPU, 2, HOST, 1)
     assert fitted.buckets == [Bucket(0.5, 2), Bucket(1.0, 2)]

@@ -8,19 +8,34 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
+
+from nest_ssl.config.checks import printable
 
 PIPE_WIDTH = 200  # a pipe has no width, and rich would cut columns at 80
 
 
 def make_console() -> Console:
     # Names and values are printed as they are: '[/data]' is a path, not a style, and ':x:' is not an emoji.
-    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, markup=False, emoji=False)
+    return PlainConsole(width=None if sys.stdout.isatty() else PIPE_WIDTH, markup=False, emoji=False)
+
+
+class PlainConsole(Console):
+    """A console that writes out escape codes in names; its own colours stay."""
+
+    def render_str(self, text: str, **options: Any) -> Text:  # type: ignore[override]
+        return super().render_str(printable(text), **options)
+
+
+def say(*texts: object, **options: Any) -> None:
+    """Print, with escape codes in names written out."""
+    print(*(printable(str(text)) for text in texts), **options)
 
 
 @contextlib.contextmanager
@@ -57,7 +72,7 @@ class Show(Protocol):
 @contextlib.contextmanager
 def show_progress(command: str, unit: str, count: Callable[[], int] | None = None) -> Iterator[Show]:
     """A bar on a terminal, a plain line now and then elsewhere; `count` finds the total while the work runs."""
-    console = Console(stderr=True)
+    console = PlainConsole(stderr=True)
     if not console.is_terminal:
         yield _plain_lines(command, unit)
         return
@@ -87,6 +102,6 @@ def _plain_lines(command: str, unit: str) -> Show:
         if time.monotonic() - last >= PLAIN_LINE_EVERY_S:
             last = time.monotonic()
             of_total = "" if total is None else f" of {total:,}"
-            print(f"{command}: {done:,}{of_total} {unit} {text}".rstrip(), file=sys.stderr, flush=True)
+            say(f"{command}: {done:,}{of_total} {unit} {text}".rstrip(), file=sys.stderr, flush=True)
 
     return show

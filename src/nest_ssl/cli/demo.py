@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from nest_ssl.cli.console import say
 from nest_ssl.demo.dataset import DemoConfig, DemoFolder, make_demo
 
 _DEFAULT = DemoConfig()
@@ -59,12 +60,12 @@ def demo(
 
 def _print_summary(made: DemoFolder) -> None:
     config = made.config
-    print(f"{made.folder}: {'made' if made.is_new else 'was there already'} (voices: {made.synthesizer})")
+    say(f"{made.folder}: {'made' if made.is_new else 'was there already'} (voices: {made.synthesizer})")
     for part, count in (("train", config.num_train), ("valid", config.num_val)):
         minutes = made.duration_s[part] / 60
-        print(f"{made.manifest(part)}: {count} utterances of {made.num_voices[part]} voices, {minutes:.1f} min")
-    print(f"{made.manifest('noise')}: {config.num_noise} noises, {made.duration_s['noise'] / 60:.1f} min")
-    print("Next:", _next_command(made), sep="\n")
+        say(f"{made.manifest(part)}: {count} utterances of {made.num_voices[part]} voices, {minutes:.1f} min")
+    say(f"{made.manifest('noise')}: {config.num_noise} noises, {made.duration_s['noise'] / 60:.1f} min")
+    say("Next:", _next_command(made), sep="\n")
 
 
 def _next_command(made: DemoFolder) -> str:

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from nest_ssl.cli.console import say
+
 
 class ExportFormat(StrEnum):
     huggingface = "huggingface"
@@ -29,4 +31,4 @@ def export(
     from nest_ssl.checkpoint.export import export_checkpoint
 
     for path, words in export_checkpoint(checkpoint, output, format.value).files:
-        print(f"{path}: {words}")
+        say(f"{path}: {words}")

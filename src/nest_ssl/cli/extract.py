@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nest_ssl.cli.console import quiet, show_progress
+from nest_ssl.cli.console import quiet, say, show_progress
 
 if TYPE_CHECKING:
     from nest_ssl.extract.extract import Extracted
@@ -110,11 +110,11 @@ def print_result(output: Path, result: Extracted, wall_s: float) -> None:
     from nest_ssl.extract.extract import BAD, INDEX
 
     speed = f", {result.audio_s / wall_s:,.0f} × real time" if result.num_new else ""
-    print(f"{output / INDEX}: {result.num_new:,} utterances in {wall_s:.1f} s{speed}; {result.num_kept:,} existed")
+    say(f"{output / INDEX}: {result.num_new:,} utterances in {wall_s:.1f} s{speed}; {result.num_kept:,} existed")
     if not result.bad:
         return
-    print(f"{output / BAD}: {len(result.bad):,} without features, with reasons", file=sys.stderr)
+    say(f"{output / BAD}: {len(result.bad):,} without features, with reasons", file=sys.stderr)
     for file in result.bad[:MAX_NAMED]:
-        print(f"  {file.path}: {file.reason}", file=sys.stderr)
+        say(f"  {file.path}: {file.reason}", file=sys.stderr)
     if len(result.bad) > MAX_NAMED:
-        print(f"  … and {len(result.bad) - MAX_NAMED:,} more", file=sys.stderr)
+        say(f"  … and {len(result.bad) - MAX_NAMED:,} more", file=sys.stderr)

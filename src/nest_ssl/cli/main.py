@@ -9,6 +9,7 @@ import sys
 import typer
 
 from nest_ssl._version import __version__
+from nest_ssl.cli.console import say
 from nest_ssl.cli.demo import demo
 from nest_ssl.cli.doctor import doctor
 from nest_ssl.cli.export import export
@@ -21,6 +22,7 @@ from nest_ssl.cli.pretrain import pretrain
 from nest_ssl.cli.probe import probe
 from nest_ssl.cli.report import report
 from nest_ssl.cli.verify import verify
+from nest_ssl.config.checks import local_paths, log_to_terminal
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command()(prepare)
@@ -39,7 +41,7 @@ app.command()(verify)
 
 def _print_version(asked: bool) -> None:
     if asked:
-        print(f"nest-ssl {__version__}")
+        say(f"nest-ssl {__version__}")
         raise typer.Exit
 
 
@@ -49,7 +51,7 @@ def program(
     verbose: bool = typer.Option(False, "--verbose", "-v", help="Log more, and show tracebacks."),
 ) -> None:
     """NEST speech pre-training with NeMo's numbers, without NeMo."""
-    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, format="%(message)s")
+    log_to_terminal(logging.DEBUG if verbose else logging.INFO)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -58,9 +60,10 @@ def main(arguments: list[str] | None = None) -> None:
     # (measured on two cores: up to 4.4 s per step instead of 0.2 s; with this at most 0.5 s).
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     try:
+        local_paths("nest-ssl", sys.argv[1:] if arguments is None else arguments)
         app(arguments)
     except (ValueError, OSError, RuntimeError) as error:
         if logging.getLogger().isEnabledFor(logging.DEBUG):
             raise
-        print(f"nest-ssl: {error}", file=sys.stderr)
+        say(f"nest-ssl: {error}", file=sys.stderr)
         sys.exit(1)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from nest_ssl.cli.console import show_progress
+from nest_ssl.cli.console import say, show_progress
 from nest_ssl.prepare.ledger import Progress, bad_path
 from nest_ssl.prepare.manifest import Job, Split, count_entries, merge_jobs, part_path, prepare_manifest, split_manifest
 from nest_ssl.prepare.shards import join_shard_manifests, write_shards
@@ -52,7 +52,7 @@ def prepare(
         raise ValueError(f"{target}: does not exist yet. Run the jobs without --shards, then --merge {part.count}.")
     if part is None and divide is not None:
         counts = split_manifest(source, output, divide)
-        print(*(f"{part_path(output, name)}: {count:,} utterances" for name, count in counts.items()), sep="\n")
+        say(*(f"{part_path(output, name)}: {count:,} utterances" for name, count in counts.items()), sep="\n")
     if shards is not None:
         _write_shards(target, shards_folder or output.parent, shards, part, num_workers)
 
@@ -79,9 +79,9 @@ def _measure(
                 report=lambda now: show(now.num_done, text=_describe(now)),
             )
     name = output if job is None else f"job {job.number}/{job.count} of {output}"
-    print(f"{name}: {progress.num_good:,} utterances, {progress.duration_s / 3600:,.2f} h")
+    say(f"{name}: {progress.num_good:,} utterances, {progress.duration_s / 3600:,.2f} h")
     if progress.num_bad:
-        print(f"{bad_path(output) if job is None else name}: {progress.num_bad:,} bad files, with reasons")
+        say(f"{bad_path(output) if job is None else name}: {progress.num_bad:,} bad files, with reasons")
     if progress.num_good == 0 and job is None:
         raise ValueError(f"{source}: contains no usable audio. {bad_path(output)} has the reasons.")
 
@@ -96,6 +96,6 @@ def _write_shards(manifest: Path, folder: Path, num_shards: int, job: Job | None
         written = write_shards(
             manifest, folder, num_shards, shards=mine, num_workers=num_workers, report=lambda done, _: show(done)
         )
-    print(f"{folder}/audio__OP_0..{num_shards - 1}_CL_.tar: {written} shards written, {len(mine) - written} existed")
+    say(f"{folder}/audio__OP_0..{num_shards - 1}_CL_.tar: {written} shards written, {len(mine) - written} existed")
     if join_shard_manifests(folder, num_shards):
-        print(f"{folder}/sharded_manifests/manifest__OP_0..{num_shards - 1}_CL_.json: their manifests")
+        say(f"{folder}/sharded_manifests/manifest__OP_0..{num_shards - 1}_CL_.json: their manifests")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nest_ssl.cli.console import make_console, make_table, quiet, show_progress
+from nest_ssl.cli.console import make_console, make_table, quiet, say, show_progress
 
 if TYPE_CHECKING:
     from nest_ssl.probe.probe import ProbeResult
@@ -59,7 +59,7 @@ def probe(
         result = run_probe(checkpoint, train, test, options, device=device, report=show)
     write_results(result, options, output, {"checkpoint": checkpoint, "train": train, "test": test})
     print_result(result, options.name)
-    print(f"{output}: results.json, layer_weights.svg, confusion.svg")
+    say(f"{output}: results.json, layer_weights.svg, confusion.svg")
 
 
 def print_result(result: ProbeResult, name: str) -> None:

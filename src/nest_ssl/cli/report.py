@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from nest_ssl.cli.console import quiet
+from nest_ssl.cli.console import quiet, say
 
 
 def report(
@@ -18,4 +18,4 @@ def report(
     from nest_ssl.report.report import write_run_report
 
     with quiet("nest_ssl.data.manifest.read"):  # sizes of manifests say nothing about the run
-        print(write_run_report(run_dir, output=output))
+        say(write_run_report(run_dir, output=output))

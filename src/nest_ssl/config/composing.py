@@ -79,7 +79,12 @@ def _default_groups(path: Path) -> set[str]:
 def _override(text: str, groups: set[str], listed: set[str]) -> str:
     """Return an override in Hydra's form, with `++` so that the key need not exist in the yaml."""
     key = text.lstrip("+").split("=", 1)[0]
-    if text.startswith("~") or key.startswith("hydra."):
+    if key.lstrip("~").split(".")[0].split("/")[0] == "hydra":
+        where = "exp_manager.explicit_log_dir=FOLDER" if ".dir" in key else "the keys of this program"
+        raise ConfigError(
+            f"{text}: Hydra only composes the configuration here, so its own keys have no effect. Use {where}."
+        )
+    if text.startswith("~"):
         return text
     if key.split("@", 1)[0] in groups:
         return text.lstrip("+") if key in listed else f"+{text.lstrip('+')}"

@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any
+from typing import Annotated, Any
 
-from nest_ssl.config.checks import at_least, known_name, one_of, probability
+from nest_ssl.config.checks import (
+    AboveZero,
+    Count,
+    NotNegative,
+    Positive,
+    Range,
+    Seed,
+    Share,
+    at_least,
+    check_ranges,
+    known_name,
+    local_paths,
+    one_of,
+)
 from nest_ssl.config.targets import TARGETS, resolve_target
 from nest_ssl.plugins import augmentations, sources
 
 Paths = str | list[str] | list[list[str]] | None
 """One path, a comma-separated list of them, a list, or a list of lists (buckets)."""
+Decibels = Annotated[float, Range(-200, 200)]
+Few = Annotated[int, Range(1, 10_000)]
+Rate = Annotated[int, Range(1000, 1_000_000)]
+"""A sample rate in Hz; 16 would be kHz."""
+Channel = Annotated[int, Range(0, 10_000)]
 
 
 @dataclass
@@ -20,29 +38,29 @@ class AugmentorConfig:
     _target_: str = "nest_ssl.data.MultiSpeakerNoiseAugmentation"
     """MultiSpeakerNoiseAugmentation, SpeakerNoiseAugmentation, or a registered name (docs/extending.md), which then
     gets all other keys of the section as arguments."""
-    prob: float = 0.0
+    prob: Share = 0.0
     """Probability that an utterance is augmented."""
-    noise_ratio: float = 0.0
+    noise_ratio: Share = 0.0
     """Share of these that gets noise; the others get speech from the same batch."""
-    min_r_speech: float = -5.0
+    min_r_speech: Decibels = -5.0
     """Lowest energy ratio of speech to added speech, in dB."""
-    max_r_speech: float = 5.0
+    max_r_speech: Decibels = 5.0
     """Highest energy ratio of speech to added speech, in dB."""
-    min_r_noise: float = -5.0
+    min_r_noise: Decibels = -5.0
     """Lowest energy ratio of speech to noise, in dB."""
-    max_r_noise: float = 20.0
+    max_r_noise: Decibels = 20.0
     """Highest energy ratio of speech to noise, in dB."""
-    min_mix_rate: float = 0.0
+    min_mix_rate: Share = 0.0
     """Smallest share of the utterance that is mixed."""
-    max_mix_rate: float = 1.0
+    max_mix_rate: Share = 1.0
     """Largest share of the utterance that is mixed."""
-    min_num_segments: int = 1
+    min_num_segments: Few = 1
     """Fewest segments in the added audio."""
-    max_num_segments: int = 5
+    max_num_segments: Few = 5
     """Most segments in the added audio."""
-    min_num_speakers: int = 1
+    min_num_speakers: Few = 1
     """Fewest speakers added."""
-    max_num_speakers: int = 4
+    max_num_speakers: Few = 4
     """Most speakers added."""
     keep_unselected_noise: bool = True
     """Add the sampled noise at its own level to utterances not selected, as NeMo does; false: leave them clean."""
@@ -66,10 +84,7 @@ class AugmentorConfig:
             raise ValueError(f"{where}.options: only for registered augmentations; '{self._target_}' is not one.")
         name = resolve_target(self._target_, f"{where}._target_")
         one_of(f"{where}._target_", name, ("SpeakerNoiseAugmentation", "MultiSpeakerNoiseAugmentation"))
-        for key in ("prob", "noise_ratio", "min_mix_rate", "max_mix_rate"):
-            probability(f"{where}.{key}", getattr(self, key))
-        for key in ("num_segments", "num_speakers"):
-            at_least(f"{where}.min_{key}", getattr(self, f"min_{key}"), 1)
+        check_ranges(where, self)
         for key in ("r_speech", "r_noise", "mix_rate", "num_segments", "num_speakers"):
             at_least(f"{where}.max_{key}", getattr(self, f"max_{key}"), getattr(self, f"min_{key}"))
 
@@ -96,46 +111,46 @@ class DatasetConfig:
     """Arguments of `source`."""
     noise_manifest: Paths = None
     """JSON-lines manifest(s) of the noise; null: no noise."""
-    noise_bank_gb: float = 0.0
+    noise_bank_gb: NotNegative = 0.0
     """Keep up to this many gigabytes of decoded noise in memory per rank; 0: read each segment from disk."""
-    sample_rate: int = 16000
+    sample_rate: Rate = 16000
     """Audio is resampled to this rate, in Hz."""
-    batch_size: int | None = None
+    batch_size: Positive | None = None
     """Utterances per batch and rank; with `batch_duration`, the upper limit."""
-    batch_duration: float | None = None
+    batch_duration: AboveZero | None = None
     """Seconds of audio per batch and rank, padding included; needs `use_bucketing` or `use_lhotse`."""
-    quadratic_duration: float | None = None
+    quadratic_duration: AboveZero | None = None
     """Count d seconds as d + d² / quadratic_duration in `batch_duration`, because attention grows that way."""
     use_bucketing: bool = False
     """Put utterances of similar duration into a batch, by `num_buckets` or `bucket_duration_bins`."""
-    num_buckets: int = 30
+    num_buckets: Positive = 30
     """Number of buckets, each with an equal share of the audio."""
-    bucket_duration_bins: list[float] | None = None
+    bucket_duration_bins: list[AboveZero] | None = None
     """Boundaries between buckets, in seconds; null: estimated from the durations."""
-    bucket_batch_size: list[int] | None = None
+    bucket_batch_size: list[Positive] | None = None
     """Utterances per batch in each bucket."""
     shuffle: bool = False
     """Draw utterances in random order."""
-    seed: int | None = None
+    seed: Seed | None = None
     """Seed of order, noise and mixing; null: the run's."""
-    num_workers: int = 0
+    num_workers: Annotated[int, Range(0, 4096)] = 0
     """DataLoader workers; 0: load in the training process. The batches do not depend on it."""
     pin_memory: bool = False
     """Put batches in pinned memory, for faster copies to a GPU."""
     persistent_workers: bool = False
     """Keep the workers between epochs."""
-    prefetch_factor: int | None = None
+    prefetch_factor: Annotated[int, Range(1, 100_000)] | None = None
     """Batches that each worker prepares ahead; null: 2."""
-    prefetch_gb: float = 4.0
+    prefetch_gb: AboveZero = 4.0
     """Prepare at most this many gigabytes of batches ahead on each rank: first `prefetch_factor` is lowered, then
     `num_workers`. At least one batch is prepared."""
     drop_last: bool = False
     """Drop the last, incomplete batch; otherwise its utterances are divided equally among the ranks."""
-    max_duration: float | None = None
+    max_duration: AboveZero | None = None
     """Drop utterances longer than this, in seconds."""
-    min_duration: float | None = None
+    min_duration: NotNegative | None = None
     """Drop utterances shorter than this, in seconds."""
-    min_audio_len_secs: float = 1.0
+    min_audio_len_secs: Annotated[float, Range(0, 100_000)] = 1.0
     """Pad shorter audio to this, in seconds."""
     pad_audio_mode: str = "repeat"
     """Pad short audio by repeating it (repeat) or with silence (zero)."""
@@ -143,11 +158,11 @@ class DatasetConfig:
     """Cut silence at both ends."""
     int_values: bool = False
     """Read integer samples as 32-bit integers before scaling to [-1, 1]."""
-    channel_selector: int | str | list[int] | None = None
+    channel_selector: Channel | str | list[Channel] | None = None
     """Channel number(s) to average; 'average' or null: all channels."""
-    max_utts: int = 0
+    max_utts: Count = 0
     """Read at most this many utterances; 0: all."""
-    max_bad_fraction: float = 0.01
+    max_bad_fraction: Share = 0.01
     """Stop when more than this share of an epoch's utterances, on all ranks, cannot be read; validation only warns."""
     batch_augmentor: AugmentorConfig | None = None
     """How noise and other speakers are mixed in; null: noisy = audio + noise."""
@@ -155,13 +170,13 @@ class DatasetConfig:
     """Treat each manifest as its own dataset and mix them by `concat_sampling_technique`."""
     concat_sampling_technique: str | None = "temperature"
     """temperature, random or round-robin; null: round-robin."""
-    concat_sampling_temperature: float = 5.0
+    concat_sampling_temperature: AboveZero = 5.0
     """Sampling weight of a dataset is its size to the power 1 / temperature."""
-    concat_sampling_scale: float = 1.0
+    concat_sampling_scale: AboveZero = 1.0
     """Length of an epoch, as a multiple of the total size of the datasets."""
-    concat_sampling_probabilities: list[float] | None = None
+    concat_sampling_probabilities: list[NotNegative] | None = None
     """Weights for random sampling; null: equal."""
-    concat_sampling_seed: int | None = None
+    concat_sampling_seed: Seed | None = None
     """Seed of the mixing; null: the run's."""
     concat_shuffle: bool = True
     """Shuffle within each dataset."""
@@ -175,13 +190,13 @@ class DatasetConfig:
     """scatter (each rank reads its own range of shards) or replicate (each rank reads all)."""
     shard_manifests: bool = False
     """One manifest per shard: the manifest path is also a pattern. A pattern in the path implies this."""
-    shuffle_n: int = 0
+    shuffle_n: Count = 0
     """Tar shards: move each utterance by up to this many places within the shuffled shards; 0: not at all."""
     bucketing_strategy: str = "synced_randomized"
     """Order of buckets: fixed_order, synced_randomized (same bucket on all ranks) or fully_randomized."""
-    bucketing_batch_size: int | list[int] | None = None
+    bucketing_batch_size: Positive | list[Positive] | None = None
     """Treat the manifests as buckets with these batch sizes; one number: × N for the first of N, down to × 1."""
-    bucketing_weights: list[int] | None = None
+    bucketing_weights: list[Positive] | None = None
     """How many times each bucket occurs in an epoch."""
     use_lhotse: bool = False
     """Read metadata and form batches with lhotse."""
@@ -193,41 +208,23 @@ class DatasetConfig:
     """lhotse: weighted inputs, as a list or a yaml file; `type` is nemo, nemo_tarred, lhotse, lhotse_shar or group."""
     force_finite: bool = False
     """lhotse: read `input_cfg` once per epoch; otherwise it is mixed endlessly."""
-    num_cuts_for_bins_estimate: int = 10000
+    num_cuts_for_bins_estimate: Positive = 10000
     """lhotse: number of utterances used to estimate the buckets."""
-    bucket_buffer_size: int = 10000
+    bucket_buffer_size: Positive = 10000
     """lhotse: number of utterances in the bucketing buffer."""
-    shuffle_buffer_size: int = 10000
+    shuffle_buffer_size: Count = 10000
     """lhotse without buckets: number of utterances in the shuffling buffer."""
     concurrent_bucketing: bool = False
     """lhotse: fill the buckets in a thread."""
 
     def __post_init__(self) -> None:
-        for key in ("sample_rate", "num_buckets", "num_cuts_for_bins_estimate", "bucket_buffer_size"):
-            at_least(key, getattr(self, key), 1)
-        for key in (
-            "num_workers",
-            "noise_bank_gb",
-            "min_audio_len_secs",
-            "max_utts",
-            "shuffle_n",
-            "shuffle_buffer_size",
-        ):
-            at_least(key, getattr(self, key), 0)
-        for key, least in (("batch_size", 1), ("prefetch_factor", 1), ("seed", 0), ("concat_sampling_seed", 0)):
-            if getattr(self, key) is not None:
-                at_least(key, getattr(self, key), least)
-        for key in (
-            "batch_duration",
-            "quadratic_duration",
-            "concat_sampling_temperature",
-            "concat_sampling_scale",
-            "prefetch_gb",
-        ):
-            value = getattr(self, key)
-            if value is not None and value <= 0:
-                raise ValueError(f"{key}: {value} is not greater than 0.")
-        probability("max_bad_fraction", self.max_bad_fraction)
+        check_ranges("", self)
+        for key in ("manifest_filepath", "noise_manifest", "tarred_audio_filepaths"):
+            local_paths(key, getattr(self, key))
+        if isinstance(self.channel_selector, str):
+            one_of("channel_selector", self.channel_selector, ("average",))
+        if self.channel_selector == []:
+            raise ValueError("channel_selector: [] chooses no channel. Use null for all of them.")
         techniques = ("temperature", "random", "round-robin", None)
         one_of("concat_sampling_technique", self.concat_sampling_technique, techniques)
         one_of("tarred_shard_strategy", self.tarred_shard_strategy, ("scatter", "replicate"))
@@ -268,11 +265,17 @@ class DatasetConfig:
             if any(given.values()):
                 key = next(key for key, is_given in given.items() if is_given)
                 raise ValueError(f"{key}: is not applied to cuts_path and shar_path. Prepare the cuts with lhotse.")
-        for key in ("bucketing_weights", "bucketing_batch_size", "bucket_batch_size"):
-            values = getattr(self, key)
-            for value in values if isinstance(values, list) else [values]:
-                if value is not None:
-                    at_least(key, value, 1)
+        if self.use_lhotse and self.is_concat:
+            raise ValueError("is_concat: has no effect with use_lhotse. List the datasets with weights in input_cfg.")
+        for key in ("bucketing_batch_size", "bucketing_weights"):
+            if self.use_lhotse and getattr(self, key) is not None:
+                raise ValueError(f"{key}: has no effect with use_lhotse. Use use_bucketing with bucket_batch_size.")
+        low, high = self.min_duration, self.max_duration
+        if low is not None and high is not None and low > high:
+            raise ValueError(f"min_duration: {low:g} s is above max_duration {high:g} s, so nothing would be left.")
+        weights = self.concat_sampling_probabilities
+        if weights is not None and not sum(weights) > 0:
+            raise ValueError(f"concat_sampling_probabilities: {weights} have no weight above 0.")
 
 
 UNUSED_DATASET_KEYS: dict[str, str] = {

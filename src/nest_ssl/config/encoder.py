@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from nest_ssl.config.checks import at_least, not_supported, one_of, probability
+from nest_ssl.config.checks import Count, Range, ShareBelowOne, Size, at_least, check_ranges, not_supported, one_of
 
+Context = Annotated[int, Range(-1, 1_000_000)]
 MAX_LAYERS = 1000  # the largest NEST has 42; a damaged or hostile file could ask for any number
 
 
@@ -14,39 +15,39 @@ MAX_LAYERS = 1000  # the largest NEST has 42; a damaged or hostile file could as
 class EncoderConfig:
     """FastConformer: convolutional subsampling, then conformer layers."""
 
-    feat_in: int
+    feat_in: Size
     """Mel bands of the input."""
-    n_layers: int
+    n_layers: Annotated[int, Range(1, MAX_LAYERS)]
     """Number of conformer layers."""
-    d_model: int
+    d_model: Size
     """Width of the encoder."""
-    feat_out: int = -1
+    feat_out: Annotated[int, Range(-1, 1_000_000)] = -1
     """Size of the output; -1: d_model, without a projection."""
     causal_downsampling: bool = False
     """Subsample without looking ahead (streaming)."""
     subsampling: str = "striding"
     """striding (full 2-d convolutions) or dw_striding (depthwise separable after the first)."""
-    subsampling_factor: int = 4
+    subsampling_factor: Annotated[int, Range(2, 1024)] = 4
     """2, 4, 8, or any other power of two."""
-    subsampling_conv_chunking_factor: int = 1
+    subsampling_conv_chunking_factor: Annotated[int, Range(-1)] = 1
     """NeMo splits its convolution by this factor to save memory. Not needed here; the result does not depend on it."""
-    subsampling_conv_channels: int = -1
+    subsampling_conv_channels: Annotated[int, Range(-1_000_000, 1_000_000)] = -1
     """Channels of the subsampling; -1: d_model."""
     reduction: str | None = None
     """Only null is supported."""
-    reduction_position: int | None = None
+    reduction_position: Annotated[int, Range()] | None = None
     """Part of `reduction`."""
-    reduction_factor: int = 1
+    reduction_factor: Annotated[int, Range(1)] = 1
     """Only 1 is supported."""
-    ff_expansion_factor: int = 4
+    ff_expansion_factor: Annotated[int, Range(1, 1000)] = 4
     """Width of the feed-forward modules, as a multiple of d_model."""
     self_attention_model: str = "rel_pos"
     """rel_pos (Transformer-XL positions) or abs_pos."""
-    n_heads: int = 4
+    n_heads: Size = 4
     """Attention heads."""
-    att_context_size: list[int] | list[list[int]] | None = None
+    att_context_size: list[Context] | list[list[Context]] | None = None
     """[left, right] frames that attention sees, -1 for all; from a list of pairs, each training step draws one."""
-    att_context_probs: list[float] | None = None
+    att_context_probs: list[Annotated[float, Range()]] | None = None
     """Probabilities of the contexts; null: equal."""
     att_context_style: str = "regular"
     """regular, or chunked_limited (the current chunk of right + 1 frames, and left // chunk chunks before it)."""
@@ -54,33 +55,33 @@ class EncoderConfig:
     """Multiply the subsampled features by sqrt(d_model)."""
     untie_biases: bool = True
     """Each layer has its own position biases, rather than sharing them."""
-    pos_emb_max_len: int = 5000
+    pos_emb_max_len: Count = 5000
     """Size of NeMo's initial position table. Here positions are computed for each batch, so any length works."""
-    conv_kernel_size: int = 31
+    conv_kernel_size: Annotated[int, Range(1, 100_001)] = 31
     """Kernel of the depthwise convolution; odd."""
     conv_norm_type: str = "batch_norm"
     """batch_norm, layer_norm, instance_norm, or group_normN with N groups."""
-    conv_context_size: list[int] | str | None = None
+    conv_context_size: list[Context] | str | None = None
     """[left, right] frames of the convolution, 'causal', or null for a centred one."""
     use_bias: bool = True
     """Use biases in feed-forward, attention and convolution."""
-    dropout: float = 0.1
+    dropout: ShareBelowOne = 0.1
     """Dropout in the layers."""
-    dropout_pre_encoder: float = 0.1
+    dropout_pre_encoder: ShareBelowOne = 0.1
     """Dropout on the layers' input."""
-    dropout_emb: float = 0.1
+    dropout_emb: ShareBelowOne = 0.1
     """Dropout on the position embeddings."""
-    dropout_att: float = 0.0
+    dropout_att: ShareBelowOne = 0.0
     """Dropout on the attention weights."""
-    stochastic_depth_drop_prob: float = 0.0
+    stochastic_depth_drop_prob: ShareBelowOne = 0.0
     """Probability that a layer is skipped in a training step."""
     stochastic_depth_mode: str = "linear"
     """linear (growing with depth) or uniform."""
-    stochastic_depth_start_layer: int = 1
+    stochastic_depth_start_layer: Annotated[int, Range(1)] = 1
     """Layers before this one are never skipped."""
-    global_tokens: int = 0
+    global_tokens: Count = 0
     """Only 0 is supported (local attention with global tokens)."""
-    global_tokens_spacing: int = 1
+    global_tokens_spacing: Annotated[int, Range()] = 1
     """Part of `global_tokens`."""
     global_attn_separate: bool = False
     """Part of `global_tokens`."""
@@ -93,8 +94,7 @@ class EncoderConfig:
 
     def __post_init__(self) -> None:
         where = "encoder"
-        for name in ("feat_in", "n_layers", "d_model", "n_heads", "ff_expansion_factor", "conv_kernel_size"):
-            at_least(f"{where}.{name}", getattr(self, name), 1)
+        check_ranges(where, self)
         if self.d_model % self.n_heads:
             raise ValueError(f"{where}.n_heads: {self.n_heads} does not divide d_model {self.d_model}.")
         if self.d_model % 2:
@@ -111,8 +111,6 @@ class EncoderConfig:
             raise ValueError(f"{where}.subsampling_conv_chunking_factor: {chunking} is not -1, 1 or a power of two.")
         if self.subsampling_conv_channels != -1:
             at_least(f"{where}.subsampling_conv_channels", self.subsampling_conv_channels, 1)
-        if self.n_layers > MAX_LAYERS:
-            raise ValueError(f"{where}.n_layers: {self.n_layers} is more than {MAX_LAYERS}.")
         if self.reduction is not None or self.reduction_factor != 1:
             not_supported(f"{where}.reduction", self.reduction, "use null")
         if self.self_attention_model == "rel_pos_local_attn" or self.global_tokens:
@@ -122,8 +120,6 @@ class EncoderConfig:
         one_of(f"{where}.stochastic_depth_mode", self.stochastic_depth_mode, ("linear", "uniform"))
         if self.conv_kernel_size % 2 == 0:
             raise ValueError(f"{where}.conv_kernel_size: {self.conv_kernel_size} is even; it must be odd.")
-        for name in ("dropout", "dropout_pre_encoder", "dropout_emb", "dropout_att", "stochastic_depth_drop_prob"):
-            probability(f"{where}.{name}", getattr(self, name), below_one=True)
         start = self.stochastic_depth_start_layer
         if not 1 <= start <= self.n_layers:
             raise ValueError(f"{where}.stochastic_depth_start_layer: {start} is not in 1..{self.n_layers}.")

@@ -3,84 +3,93 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-from nest_ssl.config.checks import at_least, finite, not_supported, one_of, probability
-from nest_ssl.config.data import DatasetConfig
+from nest_ssl.config.checks import (
+    Finite,
+    NotNegative,
+    Positive,
+    Range,
+    Share,
+    Size,
+    at_least,
+    check_ranges,
+    not_supported,
+    one_of,
+)
+from nest_ssl.config.data import DatasetConfig, Rate
 from nest_ssl.config.encoder import EncoderConfig
 from nest_ssl.config.optim import OptimConfig
 
 MASK_POSITIONS = ("pre_conv", "post_conv")
 COMPILE_MODES = ("auto", "on", "off")
+MAX_WEIGHTS = 10**11  # 400 GB in float32
+Codes = Annotated[int, Range(1, 100_000_000)]
+Books = Annotated[int, Range(1, 10_000)]
+Seconds = Annotated[float, Range(0, 60, above=True)]
 
 
 @dataclass
 class PreprocessorConfig:
     """Waveform to log-mel features."""
 
-    sample_rate: int = 16000
+    sample_rate: Rate = 16000
     """Sample rate of the input audio, in Hz."""
-    window_size: float | None = 0.02
+    window_size: Seconds | None = 0.02
     """Length of the analysis window, in seconds."""
-    window_stride: float | None = 0.01
+    window_stride: Seconds | None = 0.01
     """Step between frames, in seconds."""
-    n_window_size: int | None = None
+    n_window_size: Size | None = None
     """Length of the analysis window in samples; replaces `window_size`."""
-    n_window_stride: int | None = None
+    n_window_stride: Size | None = None
     """Step between frames in samples; replaces `window_stride`."""
     window: str | None = "hann"
     """hann, hamming, blackman, bartlett, or none (rectangular)."""
     normalize: str | dict[str, Any] | None = "per_feature"
     """Give each band (per_feature) or all bands together (all_features) mean 0 and std 1; null, none, NA: neither."""
-    n_fft: int | None = None
+    n_fft: Size | None = None
     """Size of the Fourier transform; null: the window's length, rounded up to a power of two."""
-    preemph: float | None = 0.97
+    preemph: Annotated[float, Range(-1, 1)] | None = 0.97
     """Pre-emphasis coefficient; null: no pre-emphasis."""
-    features: int = 64
+    features: Annotated[int, Range(1, 10_000)] = 64
     """Number of mel bands."""
-    lowfreq: float = 0.0
+    lowfreq: NotNegative = 0.0
     """Lowest frequency of the filterbank, in Hz."""
-    highfreq: float | None = None
+    highfreq: NotNegative | None = None
     """Highest frequency of the filterbank, in Hz; null: half the sample rate."""
     log: bool = True
     """Take the logarithm of the mel energies."""
     log_zero_guard_type: str = "add"
     """How to avoid the logarithm of zero: add or clamp."""
-    log_zero_guard_value: float | str = 2**-24
+    log_zero_guard_value: Annotated[float, Range(0, above=True)] | str = 2**-24
     """The value to add or clamp to; 'tiny' and 'eps' are those of float32."""
-    dither: float = 1e-5
+    dither: NotNegative = 1e-5
     """Standard deviation of the white noise that is added to the waveform in training."""
-    pad_to: int = 16
+    pad_to: Annotated[int, Range(0, 100_000)] = 16
     """Pad the frames to a multiple of this; 0: no padding."""
-    frame_splicing: int = 1
+    frame_splicing: Positive = 1
     """Only 1 is supported."""
     exact_pad: bool = False
     """Only false is supported."""
-    pad_value: float = 0.0
+    pad_value: Finite = 0.0
     """Value of the frames past an utterance's end."""
-    mag_power: float = 2.0
+    mag_power: Annotated[float, Range(0, 100, above=True)] = 2.0
     """Exponent of the magnitude spectrum."""
     mel_norm: str | None = "slaney"
     """slaney (filters of equal area) or null (filters of equal height)."""
-    nb_augmentation_prob: float = 0.0
+    nb_augmentation_prob: Share = 0.0
     """Only 0 is supported (narrow-band augmentation)."""
 
     def __post_init__(self) -> None:
         where = "preprocessor"
-        at_least(f"{where}.features", self.features, 1)
-        at_least(f"{where}.pad_to", self.pad_to, 0)
-        for name in (
-            "window_size",
-            "window_stride",
-            "preemph",
-            "lowfreq",
-            "highfreq",
-            "dither",
-            "pad_value",
-            "mag_power",
-        ):
-            finite(f"{where}.{name}", getattr(self, name) or 0.0)
-        high_hz = self.highfreq or self.sample_rate / 2
+        check_ranges(where, self)
+        nyquist_hz = self.sample_rate / 2
+        high_hz = self.highfreq or nyquist_hz
+        if high_hz > nyquist_hz:
+            raise ValueError(
+                f"{where}.highfreq: {high_hz:g} Hz is more than half the sample rate, {nyquist_hz:g} Hz. "
+                f"Use null for half the sample rate."
+            )
         if not 0 <= self.lowfreq < high_hz:
             raise ValueError(
                 f"{where}.lowfreq: {self.lowfreq:g} Hz is not between 0 and the highest frequency, {high_hz:g} Hz."
@@ -89,8 +98,6 @@ class PreprocessorConfig:
         one_of(f"{where}.log_zero_guard_type", self.log_zero_guard_type, ("add", "clamp"))
         if isinstance(self.log_zero_guard_value, str):
             one_of(f"{where}.log_zero_guard_value", self.log_zero_guard_value, ("tiny", "eps"))
-        else:
-            finite(f"{where}.log_zero_guard_value", self.log_zero_guard_value)
         if isinstance(self.normalize, dict):
             not_supported(f"{where}.normalize", "fixed mean and std", "use per_feature or all_features")
         one_of(f"{where}.normalize", self.normalize, ("per_feature", "all_features", "NA", "none", None))
@@ -125,39 +132,36 @@ class PreprocessorConfig:
 class MaskingConfig:
     """Replace random blocks of frames with one embedding."""
 
-    feat_in: int
+    feat_in: Size
     """Size of a frame."""
-    mask_prob: float = 0.5
+    mask_prob: Share = 0.5
     """With overlap: probability that a frame starts a masked block. Without: the share of frames to mask."""
-    block_size: int = 48
+    block_size: Size = 48
     """Frames per block, counted before subsampling even if mask_position is post_conv."""
-    mask_value: float | None = None
+    mask_value: Finite | None = None
     """Fill masked frames with this value; null: a random embedding."""
     freeze: bool = True
     """Keep the embedding fixed; false: learn it."""
     allow_overlap: bool = False
     """Blocks may overlap."""
-    max_mask_ratio: float = 0.8
+    max_mask_ratio: Share = 0.8
     """Mask only the first 8 frames of utterances of at most block_size / max_mask_ratio frames."""
 
     def __post_init__(self) -> None:
-        at_least("masking.feat_in", self.feat_in, 1)
-        at_least("masking.block_size", self.block_size, 1)
-        probability("masking.mask_prob", self.mask_prob)
-        probability("masking.max_mask_ratio", self.max_mask_ratio)
+        check_ranges("masking", self)
 
 
 @dataclass
 class QuantizerConfig:
     """Project stacked frames at random and take the nearest of fixed random codes."""
 
-    feat_in: int
+    feat_in: Size
     """Size of a frame."""
-    code_dim: int
+    code_dim: Size
     """Dimension of the codes."""
-    num_classes: int
+    num_classes: Codes
     """Codes per book."""
-    num_books: int
+    num_books: Books
     """Number of independent codebooks."""
     dist_fn: str = "cosine"
     """l2 or cosine; both give the same codes, since both sides are unit vectors."""
@@ -167,12 +171,11 @@ class QuantizerConfig:
     """Keep projection and codebooks fixed. No gradient reaches them either way."""
     squeeze_single: bool = False
     """With one book, drop the book dimension of the output."""
-    combine_time_steps: int = 1
+    combine_time_steps: Annotated[int, Range(1, 10_000)] = 1
     """Frames per code: the encoder's subsampling factor."""
 
     def __post_init__(self) -> None:
-        for name in ("feat_in", "code_dim", "num_classes", "num_books", "combine_time_steps"):
-            at_least(f"quantizer.{name}", getattr(self, name), 1)
+        check_ranges("quantizer", self)
         one_of("quantizer.dist_fn", self.dist_fn, ("l2", "cosine"))
 
 
@@ -180,11 +183,11 @@ class QuantizerConfig:
 class DecoderConfig:
     """A linear layer and log-softmax per codebook."""
 
-    feat_in: int
+    feat_in: Size
     """Size of the encoder's output."""
-    num_classes: int
+    num_classes: Codes
     """Codes per book."""
-    num_decoders: int = 1
+    num_decoders: Books = 1
     """Number of codebooks."""
     init_mode: str | None = "xavier_uniform"
     """Initial weights: xavier_uniform, xavier_normal, kaiming_uniform, kaiming_normal, or null for torch's default."""
@@ -194,8 +197,7 @@ class DecoderConfig:
     """With one book, drop the book dimension of the output."""
 
     def __post_init__(self) -> None:
-        for name in ("feat_in", "num_classes", "num_decoders"):
-            at_least(f"decoder.{name}", getattr(self, name), 1)
+        check_ranges("decoder", self)
         modes = ("xavier_uniform", "xavier_normal", "kaiming_uniform", "kaiming_normal", None)
         one_of("decoder.init_mode", self.init_mode, modes)
 
@@ -204,19 +206,17 @@ class DecoderConfig:
 class LossConfig:
     """Negative log-likelihood of the codes of masked frames."""
 
-    combine_time_steps: int = 1
+    combine_time_steps: Annotated[int, Range(1, 10_000)] = 1
     """Frames per code: the subsampling factor. post_conv masking always uses 1."""
-    mask_threshold: float = 0.8
+    mask_threshold: Share = 0.8
     """A code counts when more than this share of its frames is masked."""
-    num_decoders: int = 1
+    num_decoders: Books = 1
     """Number of codebooks; their losses are averaged."""
     squeeze_single: bool = False
     """With one book, inputs come without the book dimension."""
 
     def __post_init__(self) -> None:
-        at_least("loss.combine_time_steps", self.combine_time_steps, 1)
-        at_least("loss.num_decoders", self.num_decoders, 1)
-        probability("loss.mask_threshold", self.mask_threshold)
+        check_ranges("loss", self)
 
 
 @dataclass
@@ -229,13 +229,13 @@ class ModelConfig:
     encoder: EncoderConfig
     decoder: DecoderConfig
     loss: LossConfig
-    sample_rate: int = 16000
+    sample_rate: Rate = 16000
     """Sample rate of all audio, in Hz."""
-    num_classes: int = 8192
+    num_classes: Codes = 8192
     """Codes per book; the sections below refer to it."""
-    num_books: int = 1
+    num_books: Books = 1
     """Number of codebooks."""
-    code_dim: int = 16
+    code_dim: Size = 16
     """Dimension of the codes."""
     squeeze_single: bool = False
     """With one book, drop the book dimension of tokens and log-probabilities."""
@@ -243,7 +243,7 @@ class ModelConfig:
     """pre_conv: mask mel frames; post_conv: mask subsampled frames, and predict their codes."""
     compile: str | bool = "auto"
     """Accelerated training: auto (on a CUDA GPU), on, or off. The maths is the same; see docs/performance.md."""
-    activation_budget: float = 0.9
+    activation_budget: Share = 0.9
     """Share of the activations that accelerated training keeps for the backward pass; it recomputes the others.
     1 is fastest; 0.6 instead of 0.9 took 12 % less memory and 10 % more time (large, 64 × 16 s)."""
     train_ds: DatasetConfig | None = None
@@ -256,7 +256,8 @@ class ModelConfig:
         if isinstance(self.compile, bool):  # yaml reads on and off as booleans
             self.compile = "on" if self.compile else "off"
         one_of("model.compile", self.compile, COMPILE_MODES)
-        probability("model.activation_budget", self.activation_budget)
+        check_ranges("model", self)
+        self._check_size()
         self._agree("encoder.feat_in", self.encoder.feat_in, "preprocessor.features", self.preprocessor.features)
         out = self.encoder.feat_out if self.encoder.feat_out > 0 else self.encoder.d_model
         self._agree("decoder.feat_in", self.decoder.feat_in, "the encoder's output", out)
@@ -280,6 +281,19 @@ class ModelConfig:
                 self._agree(
                     f"{name}.combine_time_steps", section.combine_time_steps, "encoder.subsampling_factor", factor
                 )
+
+    def _check_size(self) -> None:
+        """Refuse sizes that no machine holds, before torch asks for the memory."""
+        encoder = self.encoder
+        num_weights = encoder.n_layers * encoder.d_model**2 * (4 + 4 * encoder.ff_expansion_factor)
+        num_weights += self.decoder.feat_in * self.decoder.num_classes * self.decoder.num_decoders
+        num_weights += self.quantizer.num_books * self.quantizer.code_dim * self.quantizer.num_classes
+        if num_weights > MAX_WEIGHTS:
+            raise ValueError(
+                f"model: encoder.n_layers={encoder.n_layers}, encoder.d_model={encoder.d_model} and "
+                f"num_classes={self.decoder.num_classes} make {num_weights:.1e} weights; at most {MAX_WEIGHTS:.0e} are "
+                f"supported. The largest NEST has 4e+09."
+            )
 
     @staticmethod
     def _agree(name: str, value: int, other_name: str, other: int) -> None:

@@ -6,9 +6,20 @@ import dataclasses
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from nest_ssl.config.checks import at_least, known_name, not_supported, probability
+from nest_ssl.config.checks import (
+    AboveZero,
+    Count,
+    NotNegative,
+    Range,
+    Share,
+    ShareBelowOne,
+    Size,
+    check_ranges,
+    known_name,
+    not_supported,
+)
 from nest_ssl.plugins import optimizers, schedules
 
 log = logging.getLogger(__name__)
@@ -52,25 +63,25 @@ class ScheduleConfig:
 
     name: str = "NoamAnnealing"
     """NoamAnnealing, CosineAnnealing, WarmupAnnealing, InverseSquareRootAnnealing or PolynomialDecayAnnealing."""
-    d_model: int | None = None
+    d_model: Size | None = None
     """Width that NoamAnnealing scales by."""
-    warmup_steps: int | None = None
+    warmup_steps: Count | None = None
     """Number of warm-up steps."""
-    warmup_ratio: float | None = None
+    warmup_ratio: Share | None = None
     """Length of the warm-up as a share of all steps; replaces `warmup_steps`."""
-    min_lr: float = 0.0
+    min_lr: Annotated[float, Range(0, 1e6)] = 0.0
     """Lowest learning rate after the warm-up."""
-    max_steps: int | None = None
+    max_steps: Annotated[int, Range(1)] | None = None
     """Length of the schedule; null or -1: the trainer's."""
-    constant_steps: int | None = None
+    constant_steps: Count | None = None
     """Steps at the lowest learning rate at the end (CosineAnnealing)."""
-    constant_ratio: float | None = None
+    constant_ratio: Share | None = None
     """`constant_steps` as a share of all steps."""
-    power: float | None = None
+    power: Annotated[float, Range(0, 1000)] | None = None
     """Exponent of PolynomialDecayAnnealing; null: 1."""
     cycle: bool | None = None
     """Accepted for PolynomialDecayAnnealing; no effect, as in NeMo: the rate stays at `min_lr` after `max_steps`."""
-    last_epoch: int = -1
+    last_epoch: Annotated[int, Range(-1)] = -1
     """The step before the first one."""
     extra: dict[str, Any] | None = None
     """More arguments for a schedule registered by another package."""
@@ -86,20 +97,11 @@ class ScheduleConfig:
             steps, ratio = getattr(self, f"{what}_steps"), getattr(self, f"{what}_ratio")
             if steps is not None and ratio is not None:
                 raise ValueError(f"{where}: give {what}_steps or {what}_ratio, not both.")
-            at_least(f"{where}.{what}_steps", steps or 0, 0)
-            probability(f"{where}.{what}_ratio", ratio or 0.0)
-        at_least(f"{where}.min_lr", self.min_lr, 0)
-        at_least(f"{where}.last_epoch", self.last_epoch, -1)
         if self.max_steps == -1:
             self.max_steps = None
-        if self.max_steps is not None:
-            at_least(f"{where}.max_steps", self.max_steps, 1)
-        if self.name == "NoamAnnealing":
-            if self.d_model is None:
-                raise ValueError(f"{where}.d_model: NoamAnnealing needs it. Give the encoder's d_model.")
-            at_least(f"{where}.d_model", self.d_model, 1)
-        if self.power is not None:
-            at_least(f"{where}.power", self.power, 0)
+        check_ranges(where, self)
+        if self.name == "NoamAnnealing" and self.d_model is None:
+            raise ValueError(f"{where}.d_model: NoamAnnealing needs it. Give the encoder's d_model.")
         if self.cycle:
             log.warning("%s.cycle: has no effect, as in NeMo: after max_steps the rate stays at min_lr.", where)
 
@@ -114,35 +116,35 @@ class OptimConfig:
 
     name: str = "adamw"
     """adamw, adam, sgd, adamax, adadelta, adagrad, rmsprop or rprop."""
-    lr: float = 1e-3
+    lr: Annotated[float, Range(0, 1e6)] = 1e-3
     """Peak learning rate; for NoamAnnealing, a factor."""
-    betas: list[float] | None = None
+    betas: list[ShareBelowOne] | None = None
     """Decay rates of the moments (adamw, adam, adamax)."""
-    eps: float | None = None
+    eps: NotNegative | None = None
     """Added to the denominator to keep it above 0."""
-    weight_decay: float | None = None
+    weight_decay: NotNegative | None = None
     """Weight decay."""
     amsgrad: bool | None = None
     """Divide by the largest second moment so far (adamw, adam)."""
-    momentum: float | None = None
+    momentum: NotNegative | None = None
     """Momentum (sgd, rmsprop)."""
-    dampening: float | None = None
+    dampening: NotNegative | None = None
     """Damping of the momentum (sgd)."""
     nesterov: bool | None = None
     """Use Nesterov momentum (sgd)."""
-    rho: float | None = None
+    rho: Share | None = None
     """Decay of the squared gradients (adadelta)."""
-    lr_decay: float | None = None
+    lr_decay: NotNegative | None = None
     """Decay of the learning rate (adagrad)."""
-    initial_accumulator_value: float | None = None
+    initial_accumulator_value: NotNegative | None = None
     """Initial sum of squared gradients (adagrad)."""
-    alpha: float | None = None
+    alpha: Share | None = None
     """Decay of the squared gradients (rmsprop)."""
     centered: bool | None = None
     """Divide by the standard deviation of the gradients (rmsprop)."""
-    etas: list[float] | None = None
+    etas: list[AboveZero] | None = None
     """Factors that shrink and grow a step (rprop)."""
-    step_sizes: list[float] | None = None
+    step_sizes: list[NotNegative] | None = None
     """Smallest and largest step (rprop)."""
     fused: bool | None = None
     """Update all parameters in one kernel (adamw, adam, sgd); null: for adamw and adam, except at precision 16."""
@@ -160,15 +162,15 @@ class OptimConfig:
                 not_supported("optim.name", self.name, f"use one of {', '.join(OPTIMIZERS)}")
             known_name("optim.name", self.name, [*OPTIMIZERS, *optimizers.names()])
             _only_options_of("optim", self.name, self.options(), OPTIMIZERS)
-        at_least("optim.lr", self.lr, 0)
+        check_ranges("optim", self)
         for key in ("betas", "etas", "step_sizes"):
             pair = getattr(self, key)
             if pair is not None and len(pair) != 2:
                 raise ValueError(f"optim.{key}: {pair} is not a pair of numbers.")
-        for beta in self.betas or []:
-            probability("optim.betas", beta, below_one=True)
-        for key in ("eps", "weight_decay", "momentum", "rho", "lr_decay", "initial_accumulator_value", "alpha"):
-            at_least(f"optim.{key}", getattr(self, key) or 0.0, 0)
+        if self.etas is not None and not 0 < self.etas[0] < 1 < self.etas[1]:
+            raise ValueError(f"optim.etas: {self.etas} is not a factor below 1 and one above 1.")
+        if self.step_sizes is not None and self.step_sizes[0] > self.step_sizes[1]:
+            raise ValueError(f"optim.step_sizes: {self.step_sizes} is not in increasing order.")
         if self.nesterov and (not self.momentum or self.dampening):
             raise ValueError("optim.nesterov: needs a momentum and no dampening.")
         if self.no_decay_on_norms_and_biases and not is_plugin and "weight_decay" not in OPTIMIZERS[self.name]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import logging
+import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,6 +16,7 @@ import dacite
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from nest_ssl.config.checks import short
 from nest_ssl.config.targets import resolve_target
 
 log = logging.getLogger(__name__)
@@ -69,24 +71,50 @@ def parse(
     data = _checked(schema, data, where, unused or {}, dropped)
     if dropped:
         log.log(report_level, "ignored NeMo config keys that NEST does not use: %s", ", ".join(sorted(dropped)))
+    return _built(schema, data, where)
+
+
+def _built(schema: type[T], data: dict[str, Any], where: str) -> T:
+    """Return `data` as a `schema`, its sections first; the sections' own messages get the whole key."""
+    hints = typing.get_type_hints(schema)
     try:
-        return dacite.from_dict(schema, data, dacite.Config(type_hooks={float: _as_float}))
+        values = dict(data)
+        for key, value in data.items():
+            nested = _dataclass_in(hints[key])
+            if nested is not None and isinstance(value, dict):
+                values[key] = _built(nested, value, f"{where}.{key}" if where else key)
+        return dacite.from_dict(schema, values, dacite.Config(type_hooks={float: _as_float}))
     except dacite.WrongTypeError as error:
         wanted = getattr(error.field_type, "__name__", str(error.field_type))
         key = ".".join(filter(None, (where, error.field_path)))
-        raise ConfigError(f"{key}: expected {wanted}, got {error.value!r}.") from None
+        raise ConfigError(f"{key}: expected {wanted}, got {short(repr(error.value))}.") from None
     except dacite.UnionMatchError as error:
         key = ".".join(filter(None, (where, error.field_path)))
-        raise ConfigError(f"{key}: {error.value!r} is not one of {error.field_type}.") from None
+        raise ConfigError(f"{key}: {short(repr(error.value))} is not one of {error.field_type}.") from None
     except dacite.MissingValueError as error:
         key = ".".join(filter(None, (where, error.field_path)))
         raise ConfigError(f"{key}: a value is needed.") from None
+    except ValueError as error:
+        raise ConfigError(_with_whole_key(str(error), where, hints)) from error
+
+
+def _with_whole_key(message: str, where: str, fields: Collection[str]) -> str:
+    """Return a section's message with the key from the root on.
+
+    A section writes 'batch_size: …', 'masking.block_size: …' or the whole key: it does not know where it stands.
+    """
+    parts = where.split(".") if where else []
+    key = re.match(r"[\w.]*", message)[0].split(".")  # type: ignore[index]
+    for place in range(len(parts)):
+        if key[: len(parts) - place] == parts[place:]:
+            return ".".join([*parts[:place], message])
+    return f"{where}.{message}" if parts and key[0] in fields else message
 
 
 def _as_float(value: Any) -> Any:
     # yaml 1.1 reads `1e-3` as text, and `1` as an int where a float is meant.
     if isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        return float(value) if abs(value) < 1e300 else value
     if isinstance(value, str):
         try:
             return float(value)

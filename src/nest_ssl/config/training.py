@@ -3,10 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-from nest_ssl.config.checks import at_least, duration_s, one_of, probability
+from nest_ssl.config.checks import (
+    Count,
+    Finite,
+    Positive,
+    Range,
+    Seed,
+    Share,
+    check_ranges,
+    duration_s,
+    local_paths,
+    one_of,
+    short,
+    stays_inside,
+)
 from nest_ssl.config.model import ModelConfig
 from nest_ssl.config.targets import resolve_target
 
@@ -46,8 +62,10 @@ PRECISIONS: dict[str, str] = {
 
 STRATEGIES = ("auto", "ddp", "ddp_find_unused_parameters_false", "ddp_find_unused_parameters_true", "fsdp")
 PROFILERS = ("simple", "advanced", "pytorch")
-Limit = int | float | None
-"""A number of batches (int), a share of them (float), or all (None)."""
+Batches = Annotated[int | float, Range(0, advice="Use null for all batches.")]
+"""A number of batches (int), or a share of them (float)."""
+Devices = Annotated[int, Range(-1, 10_000, advice="Use a count (4), device numbers ([0,2]), or -1 for all.")]
+Limit = Annotated[int, Range(-1, advice="Use -1 for no limit.")]
 
 
 @dataclass
@@ -57,42 +75,46 @@ class TrainerConfig:
     Every field works, or has no effect and is logged (`NO_EFFECT`), or is refused (`REFUSED`).
     """
 
-    devices: int | str | list[int] = 1
+    devices: Devices | str | list[int] = 1
     """Devices per node; -1 or 'auto': all."""
-    num_nodes: int = 1
+    num_nodes: Annotated[int, Range(1, 100_000)] = 1
     """Number of machines."""
     accelerator: str = "auto"
     """auto, cpu or gpu."""
     strategy: str | dict[str, Any] = "auto"
     """auto, ddp and its variants, fsdp, or a `_target_` of Lightning's DDPStrategy or FSDPStrategy."""
-    precision: int | str | None = 32
+    precision: Annotated[int, Range(16, 32, advice="Use 32, bf16 or 16.")] | str | None = 32
     """32, bf16 or 16."""
-    max_epochs: int | None = None
-    min_epochs: int | None = None
-    max_steps: int = -1
+    max_epochs: Limit | None = None
+    """Epochs; -1: no limit."""
+    min_epochs: Count | None = None
+    max_steps: Limit = -1
     """Optimizer steps; -1: until max_epochs."""
-    min_steps: int | None = None
+    min_steps: Count | None = None
     max_time: str | dict[str, int] | None = None
     """DD:HH:MM:SS of training, including the time before a resume."""
-    limit_train_batches: int | float | None = None
-    limit_val_batches: int | float | None = None
-    limit_test_batches: int | float | None = None
-    limit_predict_batches: int | float | None = None
-    overfit_batches: int | float = 0.0
-    fast_dev_run: int | bool = False
+    limit_train_batches: Batches | None = None
+    """Batches of an epoch (int) or their share (float); null: all."""
+    limit_val_batches: Batches | None = None
+    """The same for validation; 0: no validation."""
+    limit_test_batches: Batches | None = None
+    limit_predict_batches: Batches | None = None
+    overfit_batches: Batches = 0.0
+    fast_dev_run: Count | bool = False
     """A dry run: train and validate on this many batches; save and log nothing."""
-    val_check_interval: int | float | str | dict[str, int] | None = 1.0
+    val_check_interval: Batches | str | dict[str, int] | None = 1.0
     """Validate after this share of an epoch (float), this many batches (int), or this time (DD:HH:MM:SS)."""
-    check_val_every_n_epoch: int | None = 1
+    check_val_every_n_epoch: Positive | None = 1
     """Validate in every n-th epoch; null: count batches across epochs."""
-    num_sanity_val_steps: int | None = 0
+    num_sanity_val_steps: Annotated[int, Range(-1)] | None = 0
     """Validation batches to run before training; -1: all."""
-    log_every_n_steps: int | None = 10
+    log_every_n_steps: Count | None = 10
     enable_checkpointing: bool | None = False
     enable_progress_bar: bool | None = True
     enable_model_summary: bool | None = None
-    accumulate_grad_batches: int = 1
-    gradient_clip_val: int | float | None = None
+    accumulate_grad_batches: Positive = 1
+    gradient_clip_val: Annotated[int | float, Range(0, above=True, advice="Use null for no clipping.")] | None = None
+    """Largest norm, or value, of the gradient; null: no clipping."""
     gradient_clip_algorithm: str | None = None
     """norm or value; null: norm."""
     deterministic: bool | str | None = None
@@ -108,7 +130,7 @@ class TrainerConfig:
     """Raise where a backward pass first produces NaN; slow."""
     sync_batchnorm: bool = False
     """Share batch statistics between ranks: two collectives per conformer layer, one forward and one backward."""
-    reload_dataloaders_every_n_epochs: int = 0
+    reload_dataloaders_every_n_epochs: Count = 0
     default_root_dir: str | None = None
     logger: bool | None = False
     callbacks: Any = None
@@ -125,12 +147,13 @@ class TrainerConfig:
         return getattr(self, key)
 
     def __post_init__(self) -> None:
-        at_least("trainer.num_nodes", self.num_nodes, 1)
-        at_least("trainer.accumulate_grad_batches", self.accumulate_grad_batches, 1)
+        if self.gradient_clip_val == 0:  # Lightning's other way to write null
+            self.gradient_clip_val = None
+        _check_precision(self.precision)
+        check_ranges("trainer", self)
         for name, reason in REFUSED.items():
             if getattr(self, name):
                 raise ValueError(f"trainer.{name}: {reason}")
-        _check_precision(self.precision)
         _check_strategy(self.strategy)
         if self.gradient_clip_algorithm not in (None, "norm", "value"):
             raise ValueError(
@@ -152,8 +175,15 @@ class TrainerConfig:
                     f"trainer.{name}: {limit} is not a share between 0.0 and 1.0. Write a number of batches without a "
                     f"decimal point."
                 )
-            if isinstance(limit, int) and limit < 0:
-                raise ValueError(f"trainer.{name}: {limit} is less than 0. Use null for all batches.")
+        for name in ("max_steps", "max_epochs"):
+            if getattr(self, name) == 0:
+                raise ValueError(f"trainer.{name}: 0 trains nothing. Use -1 for no limit.")
+        if self.limit_train_batches == 0:
+            raise ValueError("trainer.limit_train_batches: 0 leaves nothing to train on. Use null for all batches.")
+        for least, most in (("min_steps", "max_steps"), ("min_epochs", "max_epochs")):
+            low, high = getattr(self, least), getattr(self, most)
+            if low is not None and high is not None and -1 < high < low:
+                raise ValueError(f"trainer.{least}: {low} is more than trainer.{most} {high}.")
         interval = self.val_check_interval
         if isinstance(interval, float) and not 0 < interval <= 1:
             raise ValueError(
@@ -169,8 +199,6 @@ class TrainerConfig:
                 "trainer.check_val_every_n_epoch=null: needs trainer.val_check_interval as a number of batches, "
                 f"not a share of an epoch ({interval})."
             )
-        if self.check_val_every_n_epoch is not None:
-            at_least("trainer.check_val_every_n_epoch", self.check_val_every_n_epoch, 1)
 
     def without_effect(self) -> list[str]:
         """Return one line for each field that is set but has no effect."""
@@ -201,7 +229,7 @@ def _check_precision(precision: int | str | None) -> None:
         raise ValueError(
             f"trainer.precision={precision}: would round the audio, and so change the target codes. Use bf16 or 16."
         )
-    raise ValueError(f"trainer.precision={precision}: not supported. Use 32, bf16 or 16.")
+    raise ValueError(f"trainer.precision={short(precision)}: not supported. Use 32, bf16 or 16.")
 
 
 STRATEGY_OPTIONS: dict[str, tuple[str, ...]] = {
@@ -235,17 +263,20 @@ def _check_strategy(strategy: str | dict[str, Any]) -> None:
         raise ValueError(f"trainer.strategy={strategy}: not supported. Use one of {known}. {LIGHTNING}")
 
 
+EveryN = Annotated[int, Range(0, advice="Use null to turn it off.")]
+
+
 @dataclass
 class CheckpointConfig:
     """`exp_manager.checkpoint_callback_params:`."""
 
     monitor: str = "val_loss"
     mode: str = "min"
-    save_top_k: int = 3
+    save_top_k: Annotated[int, Range(-1)] = 3
     """Keep this many checkpoints with the best `monitor`; -1: all."""
     save_last: bool = True
-    every_n_train_steps: int | None = None
-    every_n_epochs: int | None = None
+    every_n_train_steps: EveryN | None = None
+    every_n_epochs: EveryN | None = None
     filename: str | None = None
     dirpath: str | None = None
     prefix: str | None = None
@@ -264,6 +295,17 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         where = "exp_manager.checkpoint_callback_params"
+        check_ranges(where, self)
+        one_of(f"{where}.mode", self.mode, ("min", "max"))
+        for key in ("prefix", "postfix", "filename"):
+            stays_inside(f"{where}.{key}", getattr(self, key))
+        for name, spec in re.findall(r"\{([^{}:]+)(:[^{}]*)?\}", self.filename or ""):
+            try:
+                format(1 if name in ("epoch", "step") else 1.0, spec[1:])
+            except ValueError as error:
+                raise ValueError(
+                    f"{where}.filename: {{{name}{spec}}}: {error}. Write {{{name}}} or {{{name}:.4f}}."
+                ) from error
         if not self.postfix.endswith(".nemo"):
             raise ValueError(f"{where}.postfix: {self.postfix!r} does not end with '.nemo'.")
         interval = self.train_time_interval
@@ -283,16 +325,20 @@ class EarlyStoppingConfig:
 
     monitor: str = "val_loss"
     mode: str = "min"
-    min_delta: float = 0.001
-    patience: int = 10
+    min_delta: Annotated[float, Range(0)] = 0.001
+    patience: Count = 10
     verbose: bool = True
     strict: bool = True
     check_finite: bool = True
-    stopping_threshold: float | None = None
-    divergence_threshold: float | None = None
+    stopping_threshold: Finite | None = None
+    divergence_threshold: Finite | None = None
     check_on_train_epoch_end: bool | None = None
     """Check at the end of an epoch instead of after a validation; null: only if there is no validation."""
     log_rank_zero_only: bool = False
+
+    def __post_init__(self) -> None:
+        check_ranges("exp_manager.early_stopping_callback_params", self)
+        one_of("exp_manager.early_stopping_callback_params.mode", self.mode, ("min", "max"))
 
 
 @dataclass
@@ -300,16 +346,15 @@ class EmaConfig:
     """`exp_manager.ema:`: a running average of the weights."""
 
     enable: bool = False
-    decay: float = 0.999
+    decay: Share = 0.999
     """Share of the average that each update keeps."""
     validate_original_weights: bool = False
     """Validate the training weights instead of the average."""
-    every_n_steps: int = 1
+    every_n_steps: Positive = 1
     """Steps between updates."""
 
     def __post_init__(self) -> None:
-        probability("exp_manager.ema.decay", self.decay)
-        at_least("exp_manager.ema.every_n_steps", self.every_n_steps, 1)
+        check_ranges("exp_manager.ema", self)
 
 
 @dataclass
@@ -350,6 +395,10 @@ class ExperimentConfig:
     ema: EmaConfig = field(default_factory=EmaConfig)
 
     def __post_init__(self) -> None:
+        for key in ("name", "version"):
+            stays_inside(f"exp_manager.{key}", getattr(self, key))
+        for key in ("exp_dir", "explicit_log_dir", "resume_from_checkpoint"):
+            local_paths(f"exp_manager.{key}", getattr(self, key))
         if self.max_time_per_run is not None:
             duration_s("exp_manager.max_time_per_run", self.max_time_per_run)
         if self.ema.enable and self.checkpoint_callback_params.save_weights_only:
@@ -370,26 +419,25 @@ class WatchdogConfig:
     """Detect stalled ranks; null: whenever there is more than one rank."""
     action: str = "end"
     """end: report, then end the job with exit code 75. report: write the report and let the job run."""
-    floor_s: float = 60.0
+    floor_s: Annotated[float, Range(1, 1e7)] = 60.0
     """Shortest stall that counts. A stage may take this long, or 5 times its usual (p99) duration if that is longer."""
-    init_s: float = 900.0
+    init_s: Annotated[float, Range(1, 1e7)] = 900.0
     """How long starting may take: joining, comparing, loading manifests, the first step with its compilation."""
 
     def __post_init__(self) -> None:
         one_of("watchdog.action", self.action, ("end", "report"))
-        at_least("watchdog.floor_s", self.floor_s, 1.0)
-        at_least("watchdog.init_s", self.init_s, 1.0)
+        check_ranges("watchdog", self)
 
 
 @dataclass
 class LaunchConfig:
     """`launch:`: how `nest-ssl pretrain` starts its ranks, unless torchrun or SLURM does."""
 
-    max_restarts: int = 0
+    max_restarts: Count = 0
     """Resume automatically up to this many times after a stall or the death of a rank."""
 
     def __post_init__(self) -> None:
-        at_least("launch.max_restarts", self.max_restarts, 0)
+        check_ranges("launch", self)
 
 
 @dataclass
@@ -400,7 +448,7 @@ class DebugConfig:
     """Print the inputs and outputs of every stage, on every rank."""
     barrier: bool = False
     """Wait for all ranks before the encoder, and name the ranks that do not arrive."""
-    check_every_n_steps: int = 0
+    check_every_n_steps: Annotated[int, Range(0, advice="Use 0 for never.")] = 0
     """Compare every n-th replayed step with the same step uncaptured, and the weights of all ranks; 0: only the first
     replay of each shape."""
     collectives: bool = False
@@ -409,10 +457,7 @@ class DebugConfig:
     """Let several ranks use one GPU: local rank r has GPU r % count. For tests: it shows behaviour, not speed."""
 
     def __post_init__(self) -> None:
-        if self.check_every_n_steps < 0:
-            raise ValueError(
-                f"debug.check_every_n_steps={self.check_every_n_steps}: not a number of steps. Use 0 for never."
-            )
+        check_ranges("debug", self)
 
 
 InitFrom = str | dict[str, Any] | None
@@ -425,7 +470,7 @@ class NestConfig:
 
     model: ModelConfig
     name: str = "NEST-FastConformer-SSL"
-    seed: int = 0
+    seed: Seed = 0
     """Seed of everything random: weights, order, noise, masks, dropout."""
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     exp_manager: ExperimentConfig | None = field(default_factory=ExperimentConfig)
@@ -437,6 +482,10 @@ class NestConfig:
     init_from_pretrained_model: InitFrom = None
 
     def __post_init__(self) -> None:
+        check_ranges("", self)
+        stays_inside("name", self.name)
+        _check_rates(self.model)
+        _check_masks_tokens(self.model)
         train_ds, limit = self.model.train_ds, self.trainer.limit_train_batches
         if train_ds is not None and train_ds.endless and limit not in (None, 1.0):
             raise ValueError(
@@ -444,3 +493,119 @@ class NestConfig:
                 "the rest. Set trainer.max_steps, and trainer.val_check_interval with "
                 "trainer.check_val_every_n_epoch=null."
             )
+
+    def unlikely(self) -> list[str]:
+        """Return one line for each thing that is possible, but rarely meant."""
+        model, steps, sched = self.model, self.trainer.max_steps, self.model.optim.sched
+        lines = []
+        if model.optim.lr == 0:
+            lines.append("model.optim.lr: 0 changes no weight.")
+        if sched is not None and sched.warmup_steps and 0 < steps <= sched.warmup_steps:
+            lines.append(
+                f"model.optim.sched.warmup_steps: the run ends after {steps} steps (trainer.max_steps), before the "
+                f"warm-up of {sched.warmup_steps} steps does."
+            )
+        if model.test_ds is not None and model.test_ds.manifest_filepath is not None:
+            lines.append("model.test_ds: is not read; pre-training has no test loop. Use model.validation_ds.")
+        if (short_block := _block_too_short(model)) is not None:
+            lines.append(f"{short_block} Only neighbouring blocks do so together.")
+        return lines
+
+
+def _check_rates(model: ModelConfig) -> None:
+    """Refuse sample rates that differ: features of another rate are other features, and nothing would fail."""
+    rates = {
+        "model.preprocessor.sample_rate": model.preprocessor.sample_rate,
+        **{
+            f"model.{name}.sample_rate": one.sample_rate
+            for name, one in (("train_ds", model.train_ds), ("validation_ds", model.validation_ds))
+            if one is not None
+        },
+    }
+    for key, rate in rates.items():
+        if rate != model.sample_rate:
+            raise ValueError(
+                f"{key}: {rate} Hz is not model.sample_rate, {model.sample_rate} Hz. Audio is resampled to one rate: "
+                f"set model.sample_rate alone."
+            )
+
+
+def _check_masks_tokens(model: ModelConfig) -> None:
+    """Refuse a task without anything to learn: its loss would be 0, and its first checkpoint the best for ever."""
+    masking, threshold = model.masking, model.loss.mask_threshold
+    if model.quantizer.num_classes < 2:
+        raise ValueError("model.num_classes: with 1 code every prediction is right. Use 2 or more (NEST: 8192).")
+    if masking.mask_prob == 0:
+        raise ValueError("model.masking.mask_prob: 0 masks nothing, so there is nothing to predict. Raise it.")
+    if threshold >= 1:
+        raise ValueError("model.loss.mask_threshold: no token has more than all of its frames masked. Lower it.")
+    # Neighbouring blocks can mask a token together. With 0.2 starts per frame that happens often enough to learn from.
+    short_block = _block_too_short(model)
+    if short_block is not None and (model.mask_position == "post_conv" or masking.mask_prob < 0.2):
+        raise ValueError(short_block)
+
+
+def _block_too_short(model: ModelConfig) -> str | None:
+    """Return why no block masks a whole token, if that is so."""
+    factor, block_size = model.encoder.subsampling_factor, model.masking.block_size
+    needed = factor if model.mask_position == "post_conv" else math.floor(model.loss.mask_threshold * factor) + 1
+    if block_size >= needed:
+        return None
+    return (
+        f"model.masking.block_size: a block of {block_size} frames masks no token: a token has {factor} frames, of "
+        f"which {needed} must be masked. Set model.masking.block_size to {needed} or more."
+    )
+
+
+# ---- a run that is resumed ----
+
+_FROM_CHECKPOINT = "the checkpoint's weights are used"
+IGNORED_ON_RESUME: dict[str, str] = {
+    "init_from_nemo_model": _FROM_CHECKPOINT,
+    "init_from_ptl_ckpt": _FROM_CHECKPOINT,
+    "init_from_pretrained_model": _FROM_CHECKPOINT,
+    "model.optim.initial_accumulator_value": "the optimizer's sums come from the checkpoint",
+    "model.optim.sched.last_epoch": "the checkpoint decides the position on the schedule",
+    "trainer.num_sanity_val_steps": "a resumed run validates where an uninterrupted run would have",
+    "model.encoder.pos_emb_max_len": "positions are computed for each batch",
+    "model.encoder.subsampling_conv_chunking_factor": "the result does not depend on it",
+    "model.encoder.use_pytorch_sdpa": "nest-ssl chooses by itself, with the same results",
+    "model.encoder.use_pytorch_sdpa_backends": "nest-ssl chooses by itself, with the same results",
+    "model.encoder.sync_max_audio_length": "nest-ssl has no such collective",
+    "model.test_ds": "pre-training has no test loop",
+    **{f"trainer.{name}": reason for name, reason in NO_EFFECT.items()},
+}
+"""Keys that change nothing in a run that is resumed, with the reason. All other keys of the command take effect."""
+
+
+def changed_keys(before: Any, now: NestConfig) -> list[str]:
+    """Return one line for each key that differs from `before`, the content of the run's hparams.yaml.
+
+    Keys that `before` does not have were added by a newer version, and are passed over.
+    """
+    lines = []
+    for key, old, new in _differences(before, dataclasses.asdict(now)):
+        reason = next((IGNORED_ON_RESUME[name] for name in _and_parents(key) if name in IGNORED_ON_RESUME), None)
+        effect = "takes effect" if reason is None else f"ignored, because {reason}"
+        lines.append(f"{key}: {_shown(old)} → {_shown(new)}: {effect}")
+    return lines
+
+
+def _differences(before: Any, now: Any, where: str = "") -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in now:
+            if key in before:
+                yield from _differences(before[key], now[key], f"{where}.{key}" if where else str(key))
+    elif before != now and not (before != before and now != now):  # nan is nan
+        yield where, before, now
+
+
+def _and_parents(key: str) -> Iterator[str]:
+    while key:
+        yield key
+        key = key.rpartition(".")[0]
+
+
+def _shown(value: Any) -> str:
+    text = "null" if value is None else str(value)
+    return text if len(text) <= 80 else f"{text[:77]}…"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nest_ssl.config import ExperimentConfig
+from nest_ssl.config.checks import PlainFormatter
 from nest_ssl.files import replacing
 from nest_ssl.run_folder import MetricsWriter, RunFolder
 from nest_ssl.watchdog.system import say
@@ -219,7 +220,7 @@ def log_to_file(folder: Path, exp: ExperimentConfig, *, global_rank: int, local_
         return
     folder.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(folder / f"log_globalrank-{global_rank}_localrank-{local_rank}.txt")
-    handler.setFormatter(logging.Formatter(f"%(asctime)s rank {global_rank} %(levelname)s %(message)s"))
+    handler.setFormatter(PlainFormatter(f"%(asctime)s rank {global_rank} %(levelname)s %(message)s"))
     logging.getLogger().addHandler(handler)
     try:
         yield

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from torch import nn, optim
@@ -59,3 +60,42 @@ def build_optimizer(model: nn.Module, cfg: OptimConfig, *, loss_is_scaled: bool 
     make = optimizers.find(cfg.name, OPTIMIZER_CLASSES) or OPTIMIZER_CLASSES[cfg.name]
     optimizer: Optimizer = make(groups, lr=cfg.lr, **options)
     return optimizer
+
+
+# ---- resuming ----
+
+SAME_STATE = ({"adam", "adamw"},)
+"""Optimizers that keep the same numbers for each parameter, so that one continues with the state of the other."""
+
+
+def check_resumable(cfg: OptimConfig, checkpoint: Mapping[str, Any], path: Path) -> None:
+    """Refuse an optimizer that cannot continue with the state in `checkpoint`, the content of the file `path`."""
+    start_again = f"or start from its weights with 'init_from_ptl_ckpt=\"{path}\"' and another exp_manager.name"
+    saved_cfg = checkpoint.get("hyper_parameters", {}).get("cfg") or {}
+    saved = (saved_cfg.get("optim") or {}).get("name", cfg.name)
+    if cfg.name != saved and not any({cfg.name, saved} <= names for names in SAME_STATE):
+        raise ValueError(
+            f"model.optim.name: {path} contains the state of {saved}, which {cfg.name} cannot use. Continue with "
+            f"model.optim.name={saved}, {start_again}."
+        )
+    groups = checkpoint["optimizer_states"][0]["param_groups"]
+    for key in ("amsgrad", "centered", *(["momentum"] if cfg.name == "rmsprop" else [])):
+        if getattr(cfg, key) and not groups[0].get(key):
+            raise ValueError(
+                f"model.optim.{key}: {path} was saved without it, so the numbers it needs are missing. Leave it off, "
+                f"{start_again}."
+            )
+    num_groups = len(groups)
+    if cfg.no_decay_on_norms_and_biases != (num_groups == 2) and num_groups <= 2:
+        before = str(not cfg.no_decay_on_norms_and_biases).lower()
+        raise ValueError(
+            f"model.optim.no_decay_on_norms_and_biases: it was {before} in {path}, and its optimizer numbers the "
+            f"parameters accordingly. Continue with {before}, {start_again}."
+        )
+
+
+def with_own_settings(optimizer: Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the saved `state` with the settings of `optimizer`: moments come from a checkpoint, settings do not."""
+    own = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    groups = [{**saved, **mine} for saved, mine in zip(state["param_groups"], own, strict=True)]
+    return {**state, "param_groups": groups}

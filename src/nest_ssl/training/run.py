@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nest_ssl.config import ExperimentConfig, NestConfig, compose
+from nest_ssl.config.checks import log_to_terminal, printable
 from nest_ssl.config.composing import DEFAULT_CONFIG
 from nest_ssl.config.data import DatasetConfig
 from nest_ssl.freed_memory import keep_freed_memory
@@ -57,7 +58,7 @@ def hydra_runner(
     def decorate(main: Main) -> Callable[[], None]:
         @functools.wraps(main)
         def program() -> None:
-            logging.basicConfig(level=logging.INFO, format="%(message)s")
+            log_to_terminal(logging.INFO)
             script = Path(main.__code__.co_filename)
             try:
                 folder, name, overrides = _command_line(sys.argv[1:], script, config_path, config_name)
@@ -71,7 +72,7 @@ def hydra_runner(
             except (ValueError, OSError, RuntimeError) as error:
                 if os.environ.get("NEST_SSL_TRACEBACK"):
                     raise
-                sys.exit(f"{script.name}: {error}")
+                sys.exit(printable(f"{script.name}: {error}"))
             sys.exit(outcome.exit_code)
 
         return program

@@ -17,6 +17,7 @@ from torch import Tensor, distributed, nn
 from nest_ssl.files import SHARDS_REST, put_in_place, remove, replacing
 from nest_ssl.nemo_file import OPTIMIZER, read_index, read_sharded
 from nest_ssl.run_folder import LAST
+from nest_ssl.training.optimizers import with_own_settings
 
 if TYPE_CHECKING:
     from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
@@ -103,7 +104,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Give the optimizer this state, whose tensors are whole or laid out as the parameters."""
+    """Give the optimizer this state, whose tensors are whole or laid out as the parameters; its settings stay."""
     parameters = optimized(optimizer)
 
     def laid_out(value: Any, like: Tensor) -> Any:
@@ -115,7 +116,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, A
         number: {kind: laid_out(value, parameters[number]) for kind, value in kinds.items()}
         for number, kinds in state["state"].items()
     }
-    optimizer.load_state_dict({**state, "state": states})
+    optimizer.load_state_dict(with_own_settings(optimizer, {**state, "state": states}))
 
 
 def optimized(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:

@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from nest_ssl.checkpoint import initialize
 from nest_ssl.config import CheckpointConfig, DatasetConfig, ExperimentConfig, NestConfig, TrainerConfig, parse
-from nest_ssl.config.training import PRECISIONS
+from nest_ssl.config.training import PRECISIONS, changed_keys
 from nest_ssl.data import PlannedLoader, build_loader
 from nest_ssl.fast.engine import accelerate
 from nest_ssl.files import replace_text
@@ -29,7 +30,7 @@ from nest_ssl.training import experiment
 from nest_ssl.training.ema import Average
 from nest_ssl.training.loggers import Loggers, Progress, check_loggers, log_to_file, profiled
 from nest_ssl.training.loop import Limits, Loop, num_batches
-from nest_ssl.training.optimizers import build_optimizer
+from nest_ssl.training.optimizers import build_optimizer, check_resumable
 from nest_ssl.training.parallel import World, device_for, gpu_in_words, joined, uses_gpu
 from nest_ssl.training.saving import Saver
 from nest_ssl.training.schedules import build_schedule
@@ -118,8 +119,11 @@ class Trainer:
         """Train `model`: restore, train, save. Nothing is written before the configuration has been checked."""
         cfg = self._whole_config(model)
         _check(cfg, self.exp)
+        for line in cfg.unlikely() if self.is_global_zero else []:
+            log.warning("%s", line)
         device_for(self.config, self.run.facts, share_gpu=cfg.debug.share_gpu)
         folder = self.folder or experiment.run_folder(self.exp, cfg.name)
+        changed = self._changed_since(folder, cfg)  # before the new configuration replaces the old one
         watch = Watch(self.run.agent, cfg.model.sample_rate)
         try:
             with contextlib.ExitStack() as stack:
@@ -129,8 +133,12 @@ class Trainer:
                     log_to_file(folder.path, self.exp, global_rank=self.global_rank, local_rank=self.local_rank)
                 )
                 content = None if self.checkpoint is None else read_checkpoint(self.checkpoint)
+                if self.checkpoint is not None and content is not None:
+                    check_resumable(cfg.model.optim, content, self.checkpoint)
                 if self.is_global_zero:
                     log.info("run folder: %s%s", folder.path, _resumed_at(self.checkpoint, content))
+                    for line in changed:
+                        log.info("changed since the checkpoint: %s", line)
                 watch.joins()
                 debug = cfg.debug
                 join = joined(self.config, self.run.facts, share_gpu=debug.share_gpu, collectives=debug.collectives)
@@ -141,6 +149,20 @@ class Trainer:
         except BaseException as error:
             watch.failed(error)
             raise
+
+    def _changed_since(self, folder: RunFolder, cfg: NestConfig) -> list[str]:
+        """One line for each key that differs from the run that is resumed."""
+        if self.checkpoint is None:
+            return []
+        kept = [RunFolder(self.checkpoint.absolute().parent.parent).hparams, folder.hparams]
+        for path in kept:
+            if path.is_file():
+                try:
+                    return changed_keys(yaml.safe_load(path.read_text()), cfg)
+                except (ValueError, OSError, yaml.YAMLError) as error:
+                    log.warning("%s: cannot be read (%s): what changed since is not known.", path, error)
+                    return []
+        return []
 
     def _whole_config(self, model: EncDecDenoiseMaskedTokenPredModel) -> NestConfig:
         base = self.run.cfg or NestConfig(model.cfg, seed=self.seed)
@@ -200,7 +222,8 @@ def _check(cfg: NestConfig, exp: ExperimentConfig) -> None:
     if train_ds is None or not has_data(train_ds):
         raise ValueError(
             "model.train_ds.manifest_filepath: no manifest is given. Add model.train_ds.manifest_filepath=FILE; "
-            "'nest-ssl prepare FOLDER --output FILE' writes one."
+            "'nest-ssl prepare FOLDER --output FILE' writes one. Without data of your own, 'nest-ssl demo' makes some "
+            "and trains on it."
         )
     sets = validation_sets(cfg.model.validation_ds)
     _check_endless(cfg, exp, train_ds, validates=bool(sets))

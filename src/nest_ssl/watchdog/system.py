@@ -15,6 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from nest_ssl.config.checks import printable
+
 T = TypeVar("T")
 
 DISK_ANSWERS_S = 2.0
@@ -40,7 +42,7 @@ PROCESS_STATES = {
 def say(text: str) -> None:
     """Print to stderr while there is one: a closed terminal or an ended `| tee log` must not end the job."""
     try:
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text), file=sys.stderr, flush=True)
     except RuntimeError:  # a signal handler has interrupted another print
         with contextlib.suppress(OSError, ValueError):
             os.write(sys.stderr.fileno(), f"{text}\n".encode())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ from torch import nn
 from nest_ssl.config import OptimConfig, ScheduleConfig
 from nest_ssl.config.optim import OPTIMIZERS
 from nest_ssl.nemo_file import nemo_config
-from nest_ssl.training.optimizers import OPTIMIZER_CLASSES, build_optimizer, parameter_groups
+from nest_ssl.training.optimizers import OPTIMIZER_CLASSES, build_optimizer, check_resumable, parameter_groups
+from nest_ssl.training.sharding import load_optimizer_state
 from tests.helpers import tiny_model
 
 VALUES: dict[str, Any] = {
@@ -147,3 +149,46 @@ def test_a_saved_model_holds_only_keys_that_nemos_optimizer_takes() -> None:
     schedule = section.pop("sched")
     assert section == {"name": "adamw", "lr": 1e-3, "betas": [0.9, 0.98]}
     assert schedule == {"name": "NoamAnnealing", "d_model": 32, "warmup_steps": 5, "min_lr": 0.0}
+
+
+# ---- resuming ----
+
+
+def stepped(cfg: OptimConfig) -> dict[str, Any]:
+    """The state of an optimizer after one step, as a checkpoint holds it."""
+    model = nn.Linear(3, 3)
+    optimizer = build_optimizer(model, cfg)
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    return {"hyper_parameters": {"cfg": {"optim": {"name": cfg.name}}}, "optimizer_states": [optimizer.state_dict()]}
+
+
+def test_a_resumed_optimizer_has_the_settings_of_the_command_and_the_moments_of_the_checkpoint() -> None:
+    checkpoint = stepped(OptimConfig(lr=0.1, weight_decay=0.5, betas=[0.9, 0.999], eps=1e-8))
+    resumed = build_optimizer(nn.Linear(3, 3), OptimConfig(lr=0.2, weight_decay=0.0, betas=[0.8, 0.98], eps=1e-6))
+    load_optimizer_state(resumed, checkpoint["optimizer_states"][0])
+    (group,) = resumed.param_groups
+    assert (group["lr"], group["weight_decay"], group["betas"], group["eps"]) == (0.2, 0.0, (0.8, 0.98), 1e-6)
+    saved = checkpoint["optimizer_states"][0]["state"][0]
+    assert torch.equal(resumed.state[group["params"][0]]["exp_avg"], saved["exp_avg"])
+    assert float(resumed.state[group["params"][0]]["step"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "message"),
+    [
+        ({"name": "adamw"}, {"name": "sgd"}, "model.optim.name: last.ckpt contains the state of adamw, which sgd"),
+        ({"name": "adamw"}, {"amsgrad": True}, "model.optim.amsgrad: last.ckpt was saved without it"),
+        ({}, {"no_decay_on_norms_and_biases": True}, "no_decay_on_norms_and_biases: it was false in last.ckpt"),
+        ({"no_decay_on_norms_and_biases": True}, {}, "no_decay_on_norms_and_biases: it was true in last.ckpt"),
+    ],
+)
+def test_an_optimizer_that_cannot_use_the_state_of_the_checkpoint_is_refused_with_the_way_out(
+    before: dict[str, Any], now: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=f"{message}.*init_from_ptl_ckpt"):
+        check_resumable(OptimConfig(**now), stepped(OptimConfig(**before)), Path("last.ckpt"))
+
+
+def test_adam_continues_with_the_state_of_adamw() -> None:
+    check_resumable(OptimConfig(name="adam"), stepped(OptimConfig(name="adamw")), Path("last.ckpt"))

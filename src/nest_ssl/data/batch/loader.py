@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +22,8 @@ from nest_ssl.freed_memory import give_back_freed_memory
 
 log = logging.getLogger(__name__)
 
+PACKAGE = Path(__file__).parents[2]
+"""The folder of nest_ssl."""
 MIN_UTTERANCES = 1000
 """Where an epoch's length is unknown (lhotse, endless), the share is of at least this many utterances."""
 FEW = 10
@@ -128,6 +131,38 @@ class Prefetch:
         return Prefetch(num_workers, max(1, min(per_worker, num_batches // num_workers)))
 
 
+def _with_plain_errors(batches: Iterator[AudioNoiseBatch]) -> Iterator[AudioNoiseBatch]:
+    """Yield the batches; an error that a worker raised for its user arrives as its message.
+
+    Torch puts the worker's traceback into the message. It stays the cause of the error, for `--verbose`.
+    """
+    try:
+        yield from batches
+    except (ValueError, OSError, RuntimeError) as error:
+        message = message_of_worker(str(error), always=isinstance(error, OSError))
+        if message is None:
+            raise
+        # Torch raises a RuntimeError in place of errors that take more than a message, such as ManifestError.
+        kind = ValueError if isinstance(error, RuntimeError) else type(error)
+        raise kind(message) from error
+
+
+def message_of_worker(text: str, *, always: bool = False) -> str | None:
+    """Return the message in torch's report of an error in a worker; None for any other text.
+
+    Also None, unless `always`, where another package raised the error: there the traceback is needed.
+    """
+    report = re.match(r"Caught (\w+) in DataLoader worker process \d+\.\n", text)
+    frames = list(re.finditer(r'(?m)^  File "([^"]+)", line', text))
+    if report is None or not frames:
+        return None
+    if not always and PACKAGE not in Path(frames[-1][1]).parents:
+        return None
+    rest = text[frames[-1].end() :]
+    found = re.search(rf"(?m)^(?:\w+\.)*{report[1]}: ", rest)
+    return None if found is None else rest[found.end() :].strip()
+
+
 class PlannedLoader(DataLoader[AudioNoiseBatch]):
     """The batches of one rank. `set_epoch` chooses the epoch; `position` and `resume` continue after batch k."""
 
@@ -188,7 +223,7 @@ class PlannedLoader(DataLoader[AudioNoiseBatch]):
             self.bad_data.start_epoch(self.batches.epoch)
         if self.num_workers > 0 and self._iterator is None:
             give_back_freed_memory()
-        for batch in super().__iter__():
+        for batch in _with_plain_errors(super().__iter__()):
             self._next_batch += 1
             assert batch.audio is not None
             self.bad_data.record(len(batch.audio), batch.bad_files, batch.cropped_files)

@@ -21,7 +21,8 @@ from nest_ssl.config import DatasetConfig
 from nest_ssl.data import AudioNoiseBatch, BadDataError, BadDataLog, BadFile, Source, Speech, build_loader
 from nest_ssl.data.batch import loader as loader_module
 from nest_ssl.data.batch.collate import needed
-from nest_ssl.data.batch.loader import Prefetch
+from nest_ssl.data.batch.loader import PlannedLoader, Prefetch
+from nest_ssl.data.manifest.lines import parse_lines
 from tests.unit.data.corpus import NEEDS_LHOTSE, RATE, Corpus, assert_same, make_corpus, write_manifest
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -562,3 +563,33 @@ def test_a_loader_prefetches_no_more_than_its_share_of_memory_and_logs_what_it_l
     assert sum("prefetch_factor" in message for message in caplog.messages) == 1
     with pytest.raises(ValueError, match="prefetch_gb: 0 is not greater than 0"):
         corpus.config(prefetch_gb=0)
+
+
+class Refuses(torch.utils.data.Dataset[AudioNoiseBatch]):
+    """Raises the error that it is made with, from nest_ssl's own code or from a foreign package's."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __getitem__(self, _: Any) -> AudioNoiseBatch:
+        if self.path == "foreign":
+            json.loads("{")
+        parse_lines(b"[]\n", self.path, 1)
+        raise AssertionError
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_an_error_of_a_worker_arrives_as_its_message(corpus: Corpus, num_workers: int) -> None:
+    sampler = build_loader(corpus.config(), seed=3).batches
+    loader = PlannedLoader(Refuses("m.jsonl"), sampler, max_bad_fraction=0.0, num_workers=num_workers)
+    with pytest.raises(ValueError, match=r"^m.jsonl:1: a JSON list instead of an object") as raised:
+        next(iter(loader))
+    assert "Traceback" not in str(raised.value)
+    assert num_workers == 0 or "Traceback" in str(raised.value.__cause__)  # for --verbose
+
+
+def test_an_error_of_another_package_in_a_worker_keeps_its_traceback(corpus: Corpus) -> None:
+    sampler = build_loader(corpus.config(), seed=3).batches
+    loader = PlannedLoader(Refuses("foreign"), sampler, max_bad_fraction=0.0, num_workers=1)
+    with pytest.raises(Exception, match="Traceback"):
+        next(iter(loader))

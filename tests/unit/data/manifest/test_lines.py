@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nest_ssl.data.manifest.lines import is_tarred_manifest, resolve_audio_path
+from nest_ssl.data.manifest.lines import ManifestError, is_tarred_manifest, parse_lines, resolve_audio_path
 
 
 def test_relative_paths_begin_at_the_manifest_or_else_at_the_working_folder(
@@ -38,3 +38,11 @@ def test_names_in_manifests_of_tar_shards_are_left_alone() -> None:
     assert is_tarred_manifest("tarred_audio_manifest.json")
     assert not is_tarred_manifest("/d/manifest_12.json")
     assert resolve_audio_path("x.wav", "/d/sharded_manifests/manifest_0.json") == "x.wav"
+
+
+@pytest.mark.parametrize("escape", ["\\u0000", "\\ud800"], ids=["NUL", "half of a surrogate pair"])
+def test_a_path_that_no_file_can_have_is_refused_when_the_manifest_is_opened(escape: str) -> None:
+    good = b'{"audio_filepath": "a.wav", "duration": 1.0}\n'
+    bad = f'{{"audio_filepath": "a{escape}.wav", "duration": 1.0}}\n'.encode()
+    with pytest.raises(ManifestError, match="m.jsonl:2: 'audio_filepath' is .*, not a path"):
+        parse_lines(good + bad, "m.jsonl", 1)
