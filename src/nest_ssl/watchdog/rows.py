@@ -16,6 +16,8 @@ from nest_ssl.watchdog.rank import WAITING_PARTS, RankState, Stage, part_label
 from nest_ssl.watchdog.system import process_state
 
 GONE = ("", "Z", "X")
+CONTACT_LOST_S = 5.0
+"""Contact with a node that has been silent for longer than this is lost. That says nothing about its ranks."""
 TIMES_USUAL = 5.0
 PATIENCE = 10.0
 """Checkpoints, and validation batches that nobody waits for, may take this many floors."""
@@ -112,14 +114,19 @@ class RankRow:
     """After this long in this stage it counts as stalled even if nobody waits for it."""
     workers: list[WorkerRow] = field(default_factory=list)
     stopped_s: float = 0.0
-    is_lost: bool = False
-    """Contact with its whole node was lost."""
+    silent_s: float = 0.0
+    """How long its node has not reported; the row is that old."""
     usual_ms: dict[str, float] = field(default_factory=dict)
     """The median time that recent steps spent in each stage."""
     gpu: GpuRow | None = None
     """None: its GPU does not report, or there is none."""
     oom_killer: str = ""
     """What the kernel's OOM killer did on its node; looked up only when a process is gone."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether contact with its node is lost: where it is now is unknown."""
+        return self.silent_s > CONTACT_LOST_S
 
     @property
     def is_gone(self) -> bool:
