@@ -374,6 +374,10 @@ def _by_place(active: Sequence[RankRow]) -> Verdict | None:
         groups[row.step, row.place].append(row)
     if not groups:
         return None
+    # Whoever is behind and within its limit, or reads file after file, lets the others wait, and nobody is stalled.
+    first = min((row.step, row.stage) for row in active)
+    if all(row.in_stage_s <= row.limit_s for row in active if (row.step, row.stage) == first):
+        return None
     # Among groups of equal size, the one that is behind.
     smallest = min(groups.values(), key=lambda rows: (len(rows), rows[0].step, rows[0].stage))
     others = [row for rows in groups.values() if rows is not smallest for row in rows]

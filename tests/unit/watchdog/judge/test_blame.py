@@ -480,3 +480,8 @@ def test_ranks_that_all_wait_wait_for_the_node_that_is_silent() -> None:
     verdict = judge_stalled([row(0), row(1, Stage.ENCODER), lost(2, 70.0)], {}, FLOOR_S)  # it does not wait
     assert verdict is not None
     assert (verdict.kind, verdict.ranks) == ("stalled", [1])
+
+
+def test_a_rank_that_waits_is_not_blamed_while_the_others_are_within_their_limits() -> None:
+    reading = [row(rank, Stage.DATA, 90.0, limit_s=145.0, patience_s=145.0) for rank in range(1, 4)]
+    assert judge_stalled([row(0, Stage.EXCHANGE, 90.0, limit_s=60.0, patience_s=60.0), *reading], {}, 60.0) is None
