@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -165,6 +166,20 @@ def test_ranks_whose_gpus_report_are_judged_by_that(
         str(rank): f"exchange of step {20 if kind == 'host-late' else 19} on the GPU" for rank in others
     }
     assert JOB_FLOOR_S <= found["stalled_s"] < JOB_FLOOR_S + 2
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc of Linux")
+def test_eight_simulated_nodes_survive_an_outage_and_name_a_stalled_rank() -> None:
+    """benchmarks/watchdog_scale.py does the same for 64 and 512 nodes."""
+    script = Path(__file__).parents[3] / "benchmarks" / "watchdog_scale.py"
+    options = ["--nodes=8", "--seconds=12", "--floor-s=2", "--outage=6", "--processes=1"]
+    done = subprocess.run([sys.executable, str(script), *options], capture_output=True, text=True, check=True)
+    figures = json.loads(done.stdout)
+    assert not figures["false_alarm"], done.stderr
+    assert (figures["named"], figures["ended_by_leader"]) == ([figures["stalled_rank"]], 7)
+    assert figures["named_after_floor_s"] < 3.0
+    assert figures["message_bytes_largest"] < 60_000
+    assert "node 7 is in contact with the monitor on node 0 again" in done.stderr
 
 
 def test_the_monitor_needs_no_torch() -> None:
