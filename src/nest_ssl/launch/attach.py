@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import secrets
 import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from nest_ssl.launch.launcher import KeptMonitor, beacon_folder, make_beacon_folder
+from nest_ssl.launch.launcher import KeptMonitor, beacon_folder, check_folder, make_beacon_folder
 from nest_ssl.launch.ranks import BEACON_VARIABLE, LAUNCHER_VARIABLE
 from nest_ssl.watchdog.agent import RankAgent
 from nest_ssl.watchdog.beacon import Beacon
+from nest_ssl.watchdog.exchange import job_secret
 from nest_ssl.watchdog.rank import RankFacts
 from nest_ssl.watchdog.report.status import Settings, write_status
 from nest_ssl.watchdog.rows import Limits, local_rows
@@ -33,9 +35,10 @@ def attached(
         agent.start(parent=int(os.environ[LAUNCHER_VARIABLE]))
         yield agent
         return
-    folder = beacon_folder(_token(facts))
+    token = _token(facts)
+    folder = beacon_folder(token)
     if facts.local_rank == 0:
-        make_beacon_folder(_token(facts))
+        make_beacon_folder(token)
         beacon = _create(folder, facts, workers_per_rank)
     else:
         beacon = _wait_for_beacon(folder / "beacon", settings["init_s"])
@@ -77,14 +80,18 @@ def _close(agent: RankAgent) -> None:
 def _token(facts: RankFacts) -> str:
     """Return a name that all ranks of one start of a job on this node share, and no others."""
     if facts.world_size == 1:
-        return f"single-{os.getpid()}"
+        return f"single-{secrets.token_hex(16)}"
     parts = [
         facts.master_addr,
         str(facts.master_port),
         str(facts.node),
         *(os.environ.get(v, "") for v in JOB_VARIABLES),
     ]
-    return hashlib.sha256("|".join(parts).encode()).hexdigest()[:12]
+    job = "|".join(parts)
+    try:
+        return job_secret(f"beacon {job}").hex()[:32]  # others cannot guess it
+    except ValueError:  # they can, and put a folder there: `check_folder` refuses it
+        return hashlib.sha256(job.encode()).hexdigest()[:32]
 
 
 def _create(folder: Path, facts: RankFacts, workers_per_rank: int) -> Beacon:
@@ -111,6 +118,7 @@ def _wait_for_beacon(path: Path, timeout_s: float) -> Beacon:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError, ValueError):
+            check_folder(path.parent)
             beacon = Beacon(path)
             if is_alive(beacon.owner):
                 return beacon

@@ -9,6 +9,7 @@ import secrets
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ from types import FrameType
 from typing import Any
 
 from nest_ssl.launch.ranks import BEACON_VARIABLE, LAUNCHER_VARIABLE
-from nest_ssl.watchdog.beacon import Beacon
+from nest_ssl.watchdog.beacon import Beacon, hold, is_in_use
 from nest_ssl.watchdog.node import verdict_path
 from nest_ssl.watchdog.rank import FINISHED, NEEDS_A_PERSON, RESUMABLE, RankFacts, RankState
 from nest_ssl.watchdog.report.status import Settings
@@ -26,7 +27,6 @@ from nest_ssl.watchdog.system import (
     KILLED,
     LESS_MEMORY,
     OomKiller,
-    is_alive,
     kill_all,
     say,
     shared_memory_folder,
@@ -91,7 +91,8 @@ class Attempt:
         self.was_asked_to_stop = False
         self._stop_now = False
         self._oom_killer = OomKiller()
-        self.folder = make_beacon_folder(secrets.token_hex(4))
+        self.folder = make_beacon_folder(secrets.token_hex(16))
+        self._in_use = hold(self.folder)
         self.beacon = Beacon.create(
             self.folder / "beacon",
             local_ranks=job.local_ranks,
@@ -257,12 +258,22 @@ def make_beacon_folder(token: str) -> Path:
     root, prefix = folder.parent, _folder_prefix()
     for old in root.glob(f"{prefix}*"):
         with contextlib.suppress(OSError, ValueError):
+            check_folder(old)
             beacon = Beacon(old / "beacon")
-            if not is_alive(beacon.owner):
+            if not is_in_use(old):
                 _say_if_killed(beacon)
                 shutil.rmtree(old, ignore_errors=True)
     folder.mkdir(mode=0o700, exist_ok=True)
+    check_folder(folder)
     return folder
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that another user, who may write to /dev/shm as well, has put there."""
+    facts = folder.lstat()
+    is_own = not hasattr(os, "getuid") or (facts.st_uid == os.getuid() and not stat.S_IMODE(facts.st_mode) & 0o077)
+    if not stat.S_ISDIR(facts.st_mode) or not is_own:
+        raise ValueError(f"{folder}: not a folder that belongs to you alone. Remove it, or have its owner remove it.")
 
 
 def _say_if_killed(beacon: Beacon) -> None:

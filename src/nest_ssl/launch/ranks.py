@@ -60,7 +60,9 @@ def _from_slurm(env: Mapping[str, str]) -> RankFacts:
         node=node,
         launcher="slurm",
         master_addr=env.get("MASTER_ADDR") or first_host(env.get("SLURM_STEP_NODELIST", env.get("SLURM_NODELIST", ""))),
-        master_port=int(env.get("MASTER_PORT", 15_000 + job % 20_000)),  # the same on every node, rarely taken
+        master_port=int(
+            env.get("MASTER_PORT", 15_000 + 2 * (job % 10_000))
+        ),  # the same on every node; monitors use the next
     )
 
 

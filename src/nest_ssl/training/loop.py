@@ -248,6 +248,7 @@ class Loop:
     def _batches(self) -> Iterator[tuple[int, AudioNoiseBatch, bool]]:
         """The batches of the epoch from the current place on: number, batch, and whether it is the last."""
         state, end = self.state, self.limits.num_batches
+        self.watch.epoch_begins()
         self.loader.start_at(state.epoch, state.batch)
         numbered = iter(enumerate(self.loader, start=state.batch))
         if end is not None:

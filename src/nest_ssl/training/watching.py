@@ -113,8 +113,17 @@ class Watch:
             self.agent.mark.enter(Stage.DATA)
             self.agent.trains = True
 
+    def epoch_begins(self) -> None:
+        """The next batch may take as long as a start: workers, indexes and queues start again."""
+        self._starts(True)
+
+    def _starts(self, starts: bool) -> None:
+        if self.agent is not None and self.agent.mark.starts != starts:
+            self.agent.mark.starts = starts
+
     def batch_arrives(self, batch: AudioNoiseBatch) -> None:
         """To be called with the batch still on the host."""
+        self._starts(False)
         self.enter(Stage.TRANSFER)
         self._lengths, self._files = batch.audio_len, batch.audio_filepaths
         if self.trace is not None and not self.validates:
@@ -178,11 +187,13 @@ class Watch:
     @contextlib.contextmanager
     def validating(self) -> Iterator[None]:
         self.validates = True
+        self._starts(True)
         self.enter(Stage.DATA)
         try:
             yield
         finally:
             self.validates = False
+            self._starts(True)
         self.enter(Stage.DATA)
 
     def validation_batch_is_done(self) -> None:

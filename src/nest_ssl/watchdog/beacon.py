@@ -14,6 +14,7 @@ host's part of that page: which batches it has launched, and of which steps. `tr
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import struct
@@ -21,12 +22,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from nest_ssl.watchdog.rank import RankState, Stage
-from nest_ssl.watchdog.system import OomKiller, birthmark, is_still
+from nest_ssl.watchdog.system import OomKiller, birthmark, is_alive, is_still
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 # ---- layout: header, GPU pages, rank slots, histograms, worker slots ----
 
+LOCK = "lock"
 MAGIC = b"nestbcn3"
 PAGE_BYTES = mmap.PAGESIZE
 """At least 4 KiB. A GPU can only write to whole pages that are locked in memory."""
@@ -46,11 +54,14 @@ HEADER = struct.Struct("<8sIIII")  # magic, local ranks, first rank, workers per
 EVIDENCE_REQUEST, STOP_STEP, STOP_SIGNAL, MONITOR_BEAT, OWNER, OUTCOME, OOM_KILLS = 64, 72, 80, 88, 96, 104, 112
 
 RECORD = struct.Struct("<qiiQ")  # step, stage, part, since
-FACTS = struct.Struct("<qiiQQqQi")  # pid, state, stop signal, heartbeat, evidence given, exit status, steps, builds
+FACTS = struct.Struct("<qiiQQqQi")  # pid, state, stop signal, heartbeat, evidence given, exit status, steps, slow
 FACTS_AT = 64
-PID_AT, STATE_AT, STOP_AT, BEAT_AT, GIVEN_AT, STATUS_AT, STEPS_AT, BUILDS_AT = (
+PID_AT, STATE_AT, STOP_AT, BEAT_AT, GIVEN_AT, STATUS_AT, STEPS_AT, SLOW_AT = (
     FACTS_AT + at for at in (0, 8, 12, 16, 24, 32, 40, 48)
 )
+
+BUILDS, STARTS = 1, 2
+"""Bits of the last of a rank's facts: why it may take longer than usual."""
 
 WORD = struct.Struct("q")  # read and written as one machine word, never by halves: "<q" goes byte by byte
 LAUNCHED_AT, BATCH_STEPS_AT, NUM_BATCH_STEPS = 64, 2048, 256
@@ -95,6 +106,35 @@ def quantile_ns(counts: Sequence[int], share: float) -> int | None:
     raise AssertionError("the counts of all buckets add up to the total")
 
 
+# ---- who uses it ----
+
+
+def hold(folder: Path) -> BinaryIO | None:
+    """Show, as long as the returned file is open, that somebody uses the beacon in `folder`.
+
+    Process numbers do not: containers that share /dev/shm have their own. None: this system has no such locks.
+    """
+    if fcntl is None:
+        return None
+    file = (folder / LOCK).open("ab")
+    with contextlib.suppress(OSError):  # some network disks have none
+        fcntl.flock(file, fcntl.LOCK_SH)  # at most a moment: nobody keeps the other kind
+    return file
+
+
+def is_in_use(folder: Path) -> bool:
+    """Return whether a process uses the beacon in `folder`, in whatever container."""
+    path = folder / LOCK
+    if fcntl is None or not path.exists():
+        return is_alive(Beacon(folder / "beacon").owner)
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 # ---- reading ----
 
 
@@ -117,6 +157,8 @@ class RankSlot:
     steps_done: int
     builds: bool
     """It compiles or captures, which may take as long as a start."""
+    starts: bool
+    """It waits for the first batch of an epoch, or of a validation, or for the first one after it."""
 
 
 @dataclass(frozen=True)
@@ -285,7 +327,7 @@ class Beacon:
         while record != (again := RECORD.unpack_from(self.map, at)):  # written between two looks
             record = again
         step, stage, part, since_ns = record
-        pid, state, stop, heartbeat_ns, given, status, steps, builds = FACTS.unpack_from(self.map, at + FACTS_AT)
+        pid, state, stop, heartbeat_ns, given, status, steps, slow = FACTS.unpack_from(self.map, at + FACTS_AT)
         return RankSlot(
             rank=self.first_rank + local_rank,
             step=step,
@@ -299,7 +341,8 @@ class Beacon:
             evidence_given=given,
             exit_status=None if status == NO_STATUS else status,
             steps_done=steps,
-            builds=bool(builds),
+            builds=bool(slow & BUILDS),
+            starts=bool(slow & STARTS),
         )
 
     def gpu(self, local_rank: int) -> GpuSlot | None:
@@ -347,6 +390,7 @@ class RankMark:
         self._stage = int(Stage.INIT)
         self._since_ns = time.monotonic_ns()
         self._steps_done = 0
+        self._slow = 0
 
     def take(self) -> None:
         """Make this process the rank from now on."""
@@ -384,11 +428,23 @@ class RankMark:
 
     @property
     def builds(self) -> bool:
-        return bool(INT32.unpack_from(self._map, self._at + BUILDS_AT)[0])
+        return bool(self._slow & BUILDS)
 
     @builds.setter
     def builds(self, builds: bool) -> None:
-        INT32.pack_into(self._map, self._at + BUILDS_AT, builds)
+        self._set_slow(BUILDS, builds)
+
+    @property
+    def starts(self) -> bool:
+        return bool(self._slow & STARTS)
+
+    @starts.setter
+    def starts(self, starts: bool) -> None:
+        self._set_slow(STARTS, starts)
+
+    def _set_slow(self, bit: int, is_set: bool) -> None:
+        self._slow = self._slow | bit if is_set else self._slow & ~bit
+        INT32.pack_into(self._map, self._at + SLOW_AT, self._slow)
 
     def ask_to_stop(self, signal_number: int) -> None:
         """Note the signal that asked this rank to stop; safe in a signal handler."""

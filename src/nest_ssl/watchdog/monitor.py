@@ -7,6 +7,7 @@ nodes, the monitor of node 0 judges; the others report what they see and do what
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import shutil
 import signal
@@ -17,8 +18,16 @@ from typing import Any
 
 from nest_ssl.files import replace_text
 from nest_ssl.run_folder import INCIDENTS
-from nest_ssl.watchdog.beacon import NO_STEP
-from nest_ssl.watchdog.exchange import Follower, Leader, NodeReport
+from nest_ssl.watchdog.beacon import NO_STEP, Beacon
+from nest_ssl.watchdog.exchange import (
+    SECRET_VARIABLE,
+    URGENT_S,
+    Follower,
+    Leader,
+    NodeReport,
+    job_secret,
+    report_every_s,
+)
 from nest_ssl.watchdog.judge.blame import (
     Slow,
     Verdict,
@@ -27,6 +36,7 @@ from nest_ssl.watchdog.judge.blame import (
     judge_abort,
     judge_dead,
     judge_stalled,
+    suspect_by_gpu,
     with_last_calls,
 )
 from nest_ssl.watchdog.judge.flight import Flight
@@ -40,17 +50,22 @@ from nest_ssl.watchdog.report.incident import (
     write_incident,
 )
 from nest_ssl.watchdog.report.status import Settings
-from nest_ssl.watchdog.rows import RankRow, absent_row
+from nest_ssl.watchdog.rows import CONTACT_LOST_S, WAITS, RankRow, absent_row
 from nest_ssl.watchdog.system import die_with_parent, say, signal_name, within
 
 LOOK_EVERY_S = 0.25
 SETTLE_S = 0.3
 """How long to wait after the first sign of a death: other ranks may have failed earlier and be about to report."""
 LOST_PEER_S = 2.0
+"""How long to look for who is gone when ranks have only lost their connections; with several nodes as long as it takes
+to notice that one is silent."""
+ASK_AGAIN_S = 30.0
+"""Ranks that are late are asked for their collectives this often, and once more before anybody is blamed."""
+FRESH_S = 2.0
 STOP_MARGIN = 2
 """Steps between the decision to stop and the stop, so that no rank has passed the stop before it learns of it."""
 OTHER_NODES_S = 2.0
-"""Time that the decision to stop needs to reach other nodes."""
+"""Time that the decision to stop needs to reach other nodes, at least; a node that reports seldom needs longer."""
 REPORT_S = 20.0
 """A report that takes longer than this is given up: the disk does not respond."""
 WARN_FROM_S = 10.0
@@ -60,12 +75,16 @@ WARN_FROM_S = 10.0
 class Monitor:
     """Observes, judges, reports and ends: for one node, or for all of them."""
 
-    def __init__(self, settings: Settings, leader: Leader | None = None) -> None:
+    def __init__(self, settings: Settings, leader: Leader | None = None, node: Node | None = None) -> None:
         self.settings, self.leader = settings, leader
-        self.node = Node(settings)
+        self.node = node or Node(settings)
+        self.leader_is_lost = False
+        """It judges in place of a leader that it once had: perhaps node 0 is gone."""
         self.run_dir = Path(settings.run_dir)
         self._since = time.monotonic()
         self._dead_since: float | None = None
+        self._evidence: dict[int, Flight] = {}
+        self._asked_at = -math.inf
         self._reported: set[tuple[object, ...]] = set()
         self._slow: Slow | None = None
         self._started: tuple[float, int] | None = None
@@ -77,17 +96,23 @@ class Monitor:
             rows = self._rows()
             own = [row for row in rows if row.node == self.settings.node]
             self.node.write_status(own)
-            over = all(row.is_gone and not row.is_active for row in rows)
+            over = all((row.is_gone and not row.is_active) or row.is_lost for row in rows)
             code = 0 if over else self._look(rows)
             if code is not None:
                 self.node.write_status(own, now=True)
                 return code
             time.sleep(LOOK_EVERY_S)
 
+    def look_alone(self) -> int | None:
+        """Take one look at the ranks of this node; return an exit code when the job is over."""
+        return self._look(self._rows())
+
     def _rows(self) -> list[RankRow]:
         """Return all ranks now; before the first step also those of nodes that have not reported yet."""
         rows = self.node.rows() + (self.leader.rows() if self.leader is not None else [])
-        if any(row.stage is Stage.INIT and row.is_active for row in rows):
+        if self.leader_is_lost:
+            rows += [_lost_row(rank) for rank in range(min(self.node.beacon.local_ranks, self.node.beacon.first_rank))]
+        elif any(row.stage is Stage.INIT and row.is_active for row in rows):
             known = {row.rank for row in rows}
             waited_s = time.monotonic() - self._since
             rows += [
@@ -108,14 +133,31 @@ class Monitor:
             return self._end(dead, rows)
         if self._dead_since is None and self.settings.judges:
             if is_suspicious(rows, self.settings.floor_s):
-                flights = self._flights(rows)
-                # That took a moment: a rank that has moved on since then is not stalled.
-                verdict = judge_stalled(self._rows(), flights, self.settings.floor_s)
+                verdict = self._judge(rows)
                 if verdict is not None and (code := self._stalled(verdict)) is not None:
                     return code
             self._warn_early(rows)
             self._warn_slow()
         return self._stop(rows)
+
+    def _judge(self, rows: list[RankRow]) -> Verdict | None:
+        """Judge by evidence of the last 30 s, and blame nobody before it has been confirmed by fresh evidence.
+
+        Asking takes a moment: a rank that has moved on since then is not stalled.
+        """
+        floor_s = self.settings.floor_s
+        if time.monotonic() - self._asked_at > ASK_AGAIN_S:
+            self._ask(rows)
+            rows = self._rows()
+        verdict = judge_stalled(rows, self._evidence, floor_s)
+        if verdict is None or self._key(verdict) in self._reported or time.monotonic() - self._asked_at < FRESH_S:
+            return verdict
+        self._ask(rows)
+        return judge_stalled(self._rows(), self._evidence, floor_s)
+
+    def _ask(self, rows: list[RankRow]) -> None:
+        self._evidence = self._flights(rows)
+        self._asked_at = time.monotonic()
 
     def _flights(self, rows: list[RankRow]) -> dict[int, Flight]:
         own = [row for row in rows if row.node == self.settings.node]
@@ -123,13 +165,16 @@ class Monitor:
             return self.node.flights(own)
         self.leader.orders.evidence_request += 1
         flights = self.node.flights(own)
-        time.sleep(EVIDENCE_WAIT_S + LOOK_EVERY_S)  # the others ask their ranks, and report at their next look
-        return flights | self.leader.flights(self.leader.orders.evidence_request)
+        request, deadline = self.leader.orders.evidence_request, time.monotonic() + EVIDENCE_WAIT_S + LOOK_EVERY_S
+        while time.monotonic() < deadline and not self.leader.has_all_flights(request):
+            time.sleep(0.02)  # the others ask their ranks, and report at their next look
+        return flights | self.leader.flights(request)
 
     # ---- dead ----
 
     def _dead(self, rows: list[RankRow]) -> Verdict | None:
         if not any(row.state is RankState.FAILED or (row.is_gone and row.is_active) for row in rows):
+            self._dead_since = None
             return None
         now = time.monotonic()
         self._dead_since = self._dead_since or now
@@ -138,7 +183,8 @@ class Monitor:
         failures = self.node.failures() | (self.leader.failures() if self.leader is not None else {})
         verdict = judge_dead(rows, failures)
         lost_peer = verdict is not None and verdict.failure is not None and verdict.failure.is_lost_peer
-        return None if lost_peer and now - self._dead_since < LOST_PEER_S else verdict
+        patience_s = LOST_PEER_S if self.leader is None else CONTACT_LOST_S + 1.0
+        return None if lost_peer and now - self._dead_since < patience_s else verdict
 
     def _end(self, verdict: Verdict, rows: list[RankRow]) -> int:
         failure = verdict.failure
@@ -153,11 +199,14 @@ class Monitor:
     def _stalled(self, verdict: Verdict) -> int | None:
         if self.settings.ends:
             return self._leave(exit_code_of(verdict), self._report(verdict), verdict)
-        key = (verdict.kind, tuple((row.rank, row.step, verdict.place_of(row)) for row in verdict.culprits))
+        key = self._key(verdict)
         if key not in self._reported:
             self._reported.add(key)
             self._report(verdict)
         return None
+
+    def _key(self, verdict: Verdict) -> tuple[object, ...]:
+        return (verdict.kind, tuple((row.rank, row.step, verdict.place_of(row)) for row in verdict.culprits))
 
     # ---- report and end ----
 
@@ -193,21 +242,23 @@ class Monitor:
         if self.leader is not None:
             self.leader.orders.end = content
         self.node.end(content)
-        if self.leader is not None:
-            time.sleep(3 * LOOK_EVERY_S)  # so that the other nodes receive the order
+        if self.leader is not None:  # so that the other nodes receive the order
+            time.sleep(LOOK_EVERY_S + 2 * report_every_s(self.settings.num_nodes))
         return code
 
     # ---- warnings ----
 
     def _warn_early(self, rows: list[RankRow]) -> None:
-        for row in rows:
+        """Name those for whom the others wait, at half their limit; of ranks that wait for each other, nobody."""
+        for row in _behind(rows):
             half_s = row.limit_s / 2
             key = ("early", row.rank, row.step, row.place)
-            if row.is_active and half_s >= WARN_FROM_S and row.in_stage_s > half_s and key not in self._reported:
+            if half_s >= WARN_FROM_S and row.in_stage_s > half_s and key not in self._reported:
                 self._reported.add(key)
+                stopped = ", stopped by a signal" if row.is_stopped else ""
                 say(
                     f"nest-ssl: warning: rank {row.rank} has been in {row.place} of step {row.step} for "
-                    f"{row.in_stage_s:.0f} s; after {row.limit_s:.0f} s it counts as stalled"
+                    f"{row.in_stage_s:.0f} s{stopped}; after {row.limit_s:.0f} s it counts as stalled"
                 )
 
     def _warn_slow(self) -> None:
@@ -237,12 +288,15 @@ class Monitor:
             why = "nothing to save before the first step" if self.settings.saves else "without saving, as configured"
             say(f"nest-ssl: {name}: stopped; {why}")
             return self._leave(RESUMABLE, None, None)
-        step = step_now + STOP_MARGIN + (self._steps_in(OTHER_NODES_S, step_now) if self.leader is not None else 0)
+        step = step_now + STOP_MARGIN + (self._steps_in(self._reach_s(), step_now) if self.leader is not None else 0)
         if self.leader is not None:
             self.leader.orders.stop_step = step
         self.node.stop_at(step)
         say(f"nest-ssl: {name}: all ranks will save and exit by step {step}")
         return None
+
+    def _reach_s(self) -> float:
+        return OTHER_NODES_S + report_every_s(self.settings.num_nodes)
 
     def _steps_in(self, seconds: float, step_now: int) -> int:
         """Return the number of steps that the ranks make in this time, at their speed so far."""
@@ -252,51 +306,130 @@ class Monitor:
         return math.ceil(seconds * (step_now - first + 1) / max(time.monotonic() - since, 0.1))
 
 
-def follow(settings: Settings, follower: Follower) -> int:
-    """Monitor a node other than the first: report, obey, and judge alone once contact with the leader is lost."""
-    node = Node(settings)
-    request = 0
-    report = NodeReport()
-    while True:
+def _behind(rows: list[RankRow]) -> list[RankRow]:
+    """Return the ranks for whom others wait: not one that waits itself, in a collective or for others to join."""
+    active = [row for row in rows if row.is_active and not row.is_lost]
+    if (suspected := suspect_by_gpu(active)) is not None and suspected.kind != "gpu-unfinished":
+        return suspected.culprits
+    if not active:
+        return []
+    first = min((row.step, row.stage, row.is_joining) for row in active)
+    behind = [row for row in active if (row.step, row.stage, row.is_joining) == first]
+    waits_together = len(active) > 1 and (behind[0].stage in WAITS or behind[0].is_joining)
+    return [row for row in behind if row.is_stopped or not waits_together]
+
+
+def _lost_row(rank: int) -> RankRow:
+    """Return a rank of node 0, of which nothing is known since its monitor does not respond."""
+    row = absent_row(rank, 0.0, math.inf)
+    return dataclasses.replace(row, node=0, state=RankState.RUNNING, silent_s=2 * CONTACT_LOST_S)
+
+
+class Following:
+    """The monitor of a node other than the first: it reports and obeys, and judges alone while it has no leader."""
+
+    def __init__(self, settings: Settings, follower: Follower) -> None:
+        self.settings, self.follower = settings, follower
+        self.node = Node(settings)
+        self._alone: Monitor | None = None
+        self._request = 0
+        self._report = NodeReport()
+        self._wrong: object = None
+        self._urgent_until = self._next_report = 0.0
+
+    def run(self) -> int:
+        """Watch until all ranks of the node have left or the job is ended; return the job's exit code."""
+        while True:
+            code = self._look()
+            if code is not None:
+                return code
+            time.sleep(LOOK_EVERY_S)
+
+    def _look(self) -> int | None:
+        node, report = self.node, self._report
         node.beacon.beat_monitor()
-        node.recent.update()
         report.rows, report.failures = node.rows(), node.failures()
         report.stop_signal = node.beacon.stop_signal
         node.write_status(report.rows)
-        orders = follower.send(report)
-        if all(row.is_gone and not row.is_active for row in report.rows):
+        is_over = all(row.is_gone and not row.is_active for row in report.rows)
+        if is_over or self._report_is_due():
+            orders = self.follower.send(report)
+            if orders is not None and orders.evidence_request > self._request:
+                self._request = report.evidence_given = orders.evidence_request
+                report.flights = node.flights(report.rows)
+                report.rows = node.rows()
+                orders = self.follower.send(report) or orders  # at once, and this once
+            if orders is not None:
+                self._has_leader()
+                if orders.end is not None:
+                    return self._end(orders.end)
+                node.stop_at(orders.stop_step)
+            elif self.follower.has_lost_leader:
+                self._has_no_leader()
+        if is_over:
             node.write_status(report.rows, now=True)
             return 0
-        if orders is None and follower.has_lost_leader:
-            say(f"nest-ssl: warning: lost contact with the monitor on node 0; node {settings.node} now monitors itself")
-            return Monitor(settings).run()
-        if orders is not None and orders.end is not None:
-            if orders.end["incident"]:
-                node.keep_evidence(Path(settings.run_dir) / INCIDENTS / orders.end["incident"])
-            node.end(orders.end)
-            return int(orders.end["exit_code"])
-        if orders is not None:
-            node.stop_at(orders.stop_step)
-            if orders.evidence_request > request:
-                request = report.evidence_given = orders.evidence_request
-                report.flights = node.flights(report.rows)
-                continue  # report at once
-        time.sleep(LOOK_EVERY_S)
+        if self._alone is None:
+            node.recent.update()
+            return None
+        code = self._alone.look_alone()
+        if code is not None:
+            node.write_status(node.rows(), now=True)
+        return code
+
+    def _report_is_due(self) -> bool:
+        """Return whether it is time: often after something has happened, else as often as the leader can bear."""
+        now, rows = time.monotonic(), self._report.rows
+        wrong = (
+            len(self._report.failures),
+            self._report.stop_signal,
+            [
+                (row.is_gone, row.is_stopped, row.stop_signal, is_suspicious([row], self.settings.floor_s))
+                for row in rows
+            ],
+        )
+        if wrong != self._wrong:
+            self._wrong, self._urgent_until = wrong, now + URGENT_S
+        if now < self._next_report and now >= self._urgent_until:
+            return False
+        self._next_report = now + report_every_s(self.settings.num_nodes) - LOOK_EVERY_S / 2
+        return True
+
+    def _has_leader(self) -> None:
+        if self._alone is not None:
+            say(f"nest-ssl: node {self.settings.node} is in contact with the monitor on node 0 again")
+            self._alone = None
+
+    def _has_no_leader(self) -> None:
+        if self._alone is not None:
+            return
+        why = "lost contact with the monitor on node 0"
+        if self.follower.was_refused:
+            why = f"the monitor on node 0 has another secret: set {SECRET_VARIABLE} to the same text on all nodes"
+        say(f"nest-ssl: warning: {why}; node {self.settings.node} monitors itself until it is back")
+        self._alone = Monitor(self.settings, node=self.node)
+        self._alone.leader_is_lost = self.follower.was_answered
+
+    def _end(self, verdict: dict[str, Any]) -> int:
+        if verdict["incident"]:
+            self.node.keep_evidence(Path(self.settings.run_dir) / INCIDENTS / verdict["incident"])
+        self.node.end(verdict)
+        return int(verdict["exit_code"])
 
 
 def watch(settings: Settings) -> int:
     """Monitor a single node, or one of several as leader or follower; return the job's exit code."""
     if settings.num_nodes == 1:
         return Monitor(settings).run()
-    job = f"{settings.leader_address}:{settings.leader_port} {settings.run_dir}"
-    if settings.node > 0:
-        return follow(
-            settings, Follower(settings.leader_address, settings.leader_port, job, settings.node, settings.init_s)
-        )
+    address, port = settings.leader_address, settings.leader_port
     try:
-        leader = Leader(settings.leader_port, job)
-    except OSError as error:
-        say(f"nest-ssl: warning: port {settings.leader_port}: {error.strerror}; every node monitors itself")
+        secret = job_secret(f"{address}:{port} {settings.run_dir}")
+        if settings.node > 0:
+            return Following(settings, Follower(address, port, secret, settings.node, settings.init_s)).run()
+        leader = Leader(address, port, secret, settings.num_nodes, Beacon(Path(settings.beacon)).world_size)
+    except (OSError, ValueError) as error:
+        why = f"port {port}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        say(f"nest-ssl: warning: {why}; node {settings.node} monitors itself")
         return Monitor(settings).run()
     try:
         return Monitor(settings, leader).run()

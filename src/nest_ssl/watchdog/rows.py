@@ -16,6 +16,8 @@ from nest_ssl.watchdog.rank import WAITING_PARTS, RankState, Stage, part_label
 from nest_ssl.watchdog.system import process_state
 
 GONE = ("", "Z", "X")
+CONTACT_LOST_S = 5.0
+"""Contact with a node that has been silent for longer than this is lost. That says nothing about its ranks."""
 TIMES_USUAL = 5.0
 PATIENCE = 10.0
 """Checkpoints, and validation batches that nobody waits for, may take this many floors."""
@@ -87,6 +89,11 @@ class WorkerRow:
     """For how long the monitor has seen the process stopped."""
 
 
+def is_data(stage: Stage, part: int) -> bool:
+    """Return whether a rank waits for a batch there, of training or of validation."""
+    return stage is Stage.DATA or (stage is Stage.VALIDATION and part_label(stage, part) == Stage.DATA.label)
+
+
 @dataclass(frozen=True)
 class RankRow:
     """A rank at one look."""
@@ -107,19 +114,25 @@ class RankRow:
     exit_status: int | None
     stop_signal: int
     limit_s: float
-    """After this long in this stage the rank counts as stalled, if others wait for it."""
+    """After this long in this stage the rank counts as stalled, if others wait for it. Where it waits for data, the
+    time counts from when the last file was begun: many slow files are progress."""
     patience_s: float
     """After this long in this stage it counts as stalled even if nobody waits for it."""
     workers: list[WorkerRow] = field(default_factory=list)
     stopped_s: float = 0.0
-    is_lost: bool = False
-    """Contact with its whole node was lost."""
+    silent_s: float = 0.0
+    """How long its node has not reported; the row is that old."""
     usual_ms: dict[str, float] = field(default_factory=dict)
     """The median time that recent steps spent in each stage."""
     gpu: GpuRow | None = None
     """None: its GPU does not report, or there is none."""
     oom_killer: str = ""
     """What the kernel's OOM killer did on its node; looked up only when a process is gone."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether contact with its node is lost: where it is now is unknown."""
+        return self.silent_s > CONTACT_LOST_S
 
     @property
     def is_gone(self) -> bool:
@@ -140,8 +153,7 @@ class RankRow:
 
     @property
     def waits_for_data(self) -> bool:
-        in_validation = self.stage is Stage.VALIDATION and part_label(self.stage, self.part) == Stage.DATA.label
-        return self.stage is Stage.DATA or in_validation
+        return is_data(self.stage, self.part)
 
     @property
     def place(self) -> str:
@@ -179,7 +191,8 @@ class Limits:
         stage = slot.stage
         if stage in (Stage.INIT, Stage.END) or slot.state is RankState.ABSENT:
             return self.init_s, self.init_s
-        if slot.builds or (slot.steps_done == 0 and stage not in (Stage.VALIDATION, Stage.CHECKPOINT)):
+        starts = slot.starts and is_data(stage, slot.part)  # workers start, indexes are read, queues are filled
+        if slot.builds or starts or (slot.steps_done == 0 and stage not in (Stage.VALIDATION, Stage.CHECKPOINT)):
             slow_start_s = max(self.init_s, self.floor_s)  # compiling, warming up, filling the prefetch queues
             return slow_start_s, slow_start_s
         p99_ns = quantile_ns(durations(stage), 0.99) or 0
@@ -239,6 +252,11 @@ def _row(beacon: Beacon, local_rank: int, limits: Limits, node: int) -> RankRow:
         return beacon.durations(local_rank, stage)
 
     limit_s, patience_s = limits.of(slot, durations)
+    in_stage_s = _age_s(slot.since_ns, now_ns)
+    workers = [worker for worker in workers if worker.number >= 0 or worker.pid == slot.pid]
+    if is_data(slot.stage, slot.part):
+        moved_s = in_stage_s - min([in_stage_s, *(worker.since_s for worker in workers if worker.process not in GONE)])
+        limit_s, patience_s = limit_s + moved_s, patience_s + moved_s
     return RankRow(
         rank=slot.rank,
         node=node,
@@ -248,14 +266,14 @@ def _row(beacon: Beacon, local_rank: int, limits: Limits, node: int) -> RankRow:
         stage=slot.stage,
         part=slot.part,
         step=slot.step,
-        in_stage_s=_age_s(slot.since_ns, now_ns),
+        in_stage_s=in_stage_s,
         heartbeat_s=(now_ns - slot.heartbeat_ns) / 1e9 if slot.heartbeat_ns else 0.0,
         steps_done=slot.steps_done,
         exit_status=slot.exit_status,
         stop_signal=slot.stop_signal,
         limit_s=limit_s,
         patience_s=patience_s,
-        workers=[worker for worker in workers if worker.number >= 0 or worker.pid == slot.pid],
+        workers=workers,
         gpu=None if gpu is None else GpuRow.of(gpu, slot, limits.of_gpu(slot, durations)),
     )
 

@@ -17,8 +17,11 @@ from typing import Any
 import pytest
 
 from nest_ssl.launch import launcher as launch
+from nest_ssl.launch.attach import _token
 from nest_ssl.launch.launcher import Job, KeptMonitor, check_address, check_port, free_port
-from nest_ssl.watchdog.beacon import Beacon
+from nest_ssl.launch.ranks import ALONE
+from nest_ssl.watchdog.beacon import INT, OWNER, Beacon, hold
+from nest_ssl.watchdog.rank import RankFacts
 from nest_ssl.watchdog.report.status import Settings
 from nest_ssl.watchdog.system import is_alive
 
@@ -255,3 +258,65 @@ def test_a_stalled_monitor_is_replaced(
     assert second.poll() is None
     second.kill()
     second.wait()
+
+
+# ---- the beacon's folder ----
+
+
+def beacon_in(folder: Path) -> Beacon:
+    return Beacon.create(folder / "beacon", local_ranks=1, first_rank=0, world_size=2, workers_per_rank=1)
+
+
+def test_a_beacon_is_kept_while_anybody_uses_it_even_in_another_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "shared_memory_folder", lambda: tmp_path)
+    folder = launch.make_beacon_folder("a")
+    INT.pack_into(beacon_in(folder).map, OWNER, 2**22 + 1)  # a number that means nothing in this container
+    lock = hold(folder)
+    assert lock is not None
+    launch.make_beacon_folder("b")
+    assert folder.is_dir()
+    lock.close()
+    launch.make_beacon_folder("c")
+    assert not folder.exists()
+
+
+def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "shared_memory_folder", lambda: tmp_path / "shm")
+    elsewhere = tmp_path / "elsewhere"
+    for folder in (tmp_path / "shm", elsewhere):
+        folder.mkdir(mode=0o700)
+    launch.beacon_folder("link").symlink_to(elsewhere)
+    launch.beacon_folder("file").touch()
+    launch.beacon_folder("open").mkdir()
+    launch.beacon_folder("open").chmod(0o777)
+    for token in ("link", "file", "open"):
+        with pytest.raises((ValueError, FileExistsError)):
+            launch.make_beacon_folder(token)
+    launch.beacon_folder("foreign").mkdir(mode=0o700)
+    monkeypatch.setattr(os, "getuid", lambda: 54321)
+    with pytest.raises(ValueError, match="belongs to you alone"):
+        launch.check_folder(tmp_path / "shm")
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_beacons_of_a_stranger_are_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "shared_memory_folder", lambda: tmp_path)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    INT.pack_into(beacon_in(elsewhere).map, OWNER, 2**22 + 1)
+    launch.beacon_folder("link").symlink_to(elsewhere)
+    launch.make_beacon_folder("a")
+    assert (elsewhere / "beacon").is_file()
+
+
+def test_the_names_of_beacons_cannot_be_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _token(ALONE) != _token(ALONE)
+    facts = RankFacts(0, 0, 2, 2, 0, "torchrun", "127.0.0.1", 1234)
+    names = []
+    for secret in ("x", "y"):
+        monkeypatch.setenv("NEST_SSL_SECRET", secret)
+        assert _token(facts) == _token(facts)
+        names.append(_token(facts))
+    assert names[0] != names[1]

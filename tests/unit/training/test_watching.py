@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from nest_ssl.data import AudioNoiseBatch
 from nest_ssl.launch.ranks import ALONE
 from nest_ssl.training.watching import MOST_GPU_MARKS, GpuMarks, Watch
 from nest_ssl.watchdog.agent import RankAgent
@@ -162,6 +163,20 @@ def test_a_step_that_compiles_or_captures_is_not_a_usual_one(watch: Watch) -> No
         watch.enter(Stage.DATA)
         watch.step_is_done(42)
         assert sum(beacon.durations(0, Stage.ENCODER)) == (0 if builds else 1)
+
+
+def test_the_first_batch_of_an_epoch_and_after_validation_counts_as_a_start(watch: Watch) -> None:
+    beacon = beacon_of(watch)
+    batch = AudioNoiseBatch(audio=torch.zeros(1, 4), audio_len=torch.tensor([4]))
+    watch.epoch_begins()
+    assert beacon.rank(0).starts
+    watch.batch_arrives(batch)
+    assert not beacon.rank(0).starts
+    with watch.validating():
+        assert beacon.rank(0).starts
+        watch.batch_arrives(batch)
+        assert not beacon.rank(0).starts
+    assert beacon.rank(0).starts
 
 
 @pytest.mark.gpu

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from nest_ssl.watchdog.judge.blame import Verdict, judge_stalled
+from nest_ssl.watchdog.judge.flight import Flight
 from nest_ssl.watchdog.monitor import Monitor
 from nest_ssl.watchdog.rank import InitPart, Stage
 from nest_ssl.watchdog.rows import RankRow
@@ -28,7 +30,7 @@ def looking_at(rows_later: list[RankRow], monkeypatch: pytest.MonkeyPatch) -> tu
     """Return a monitor whose ranks are in one barrier when asked for their collectives, then at `rows_later`."""
     monitor = Monitor.__new__(Monitor)
     monitor.settings = SimpleNamespace(judges=True, floor_s=FLOOR_S)  # type: ignore[assignment]
-    monitor._dead_since = None
+    monitor._dead_since, monitor._asked_at, monitor._reported = None, -1e9, set()
     verdicts: list[Any] = []
     open_barrier = calls(1, done=0, op="barrier")
     monkeypatch.setattr(monitor, "_flights", lambda rows: {0: open_barrier, 1: open_barrier})
@@ -56,7 +58,7 @@ def test_ranks_of_a_node_that_never_reported_are_those_that_never_joined(monkeyp
     joining = row(0, Stage.INIT, 31.0, part=int(InitPart.JOIN), limit_s=30.0, step=0)
     beacon = SimpleNamespace(world_size=2)
     monitor.settings = SimpleNamespace(init_s=30.0)  # type: ignore[assignment]
-    monitor.leader = None
+    monitor.leader, monitor.leader_is_lost = None, False
     monitor._since = time.monotonic() - 31.0
     monitor.node = SimpleNamespace(rows=lambda: [joining], beacon=beacon)  # type: ignore[assignment]
     verdict = judge_stalled(monitor._rows(), {}, FLOOR_S)
@@ -80,6 +82,64 @@ def test_a_report_that_fails_does_not_prevent_the_job_from_being_ended(
     assert "no answer within 0.2 s" in said
     assert "division by zero" in said
     assert said.count("rank 1 died") == 2
+
+
+def bare_monitor() -> Monitor:
+    monitor = Monitor.__new__(Monitor)
+    monitor.leader, monitor.leader_is_lost = None, False
+    monitor._dead_since, monitor._asked_at, monitor._reported = None, -1e9, set()
+    monitor._evidence = {}
+    monitor.settings = SimpleNamespace(judges=True, ends=True, floor_s=FLOOR_S)  # type: ignore[assignment]
+    monitor.node = SimpleNamespace(failures=dict)  # type: ignore[assignment]
+    return monitor
+
+
+def test_stalls_are_judged_again_after_a_rank_only_seemed_to_be_gone() -> None:
+    monitor = bare_monitor()
+    assert monitor._dead([row(0), row(1, process="")]) is None  # not yet settled
+    assert monitor._dead_since is not None
+    assert monitor._dead([row(0), row(1)]) is None
+    assert monitor._dead_since is None
+
+
+def test_late_ranks_are_asked_every_30_s_and_once_more_before_anybody_is_blamed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monitor = bare_monitor()
+    asked: list[float] = []
+    waits = [row(0, in_stage_s=4.0), row(1, Stage.CHECKPOINT, 4.0, limit_s=30.0, patience_s=30.0)]
+    missing = {0: calls(1, 2, done=1), 1: calls(1)}
+    now = [1000.0]
+    monkeypatch.setattr("nest_ssl.watchdog.monitor.time.monotonic", lambda: now[0])
+
+    def flights(rows: list[RankRow]) -> dict[int, Flight]:
+        asked.append(now[0])
+        return missing
+
+    monkeypatch.setattr(monitor, "_flights", flights)
+    monkeypatch.setattr(monitor, "_rows", lambda: waits)
+    for _ in range(100):  # 25 s of a slow checkpoint
+        assert monitor._judge(waits) is None
+        now[0] += 0.25
+    assert len(asked) == 1
+    waits[1] = row(1, Stage.CHECKPOINT, 31.0, limit_s=30.0, patience_s=30.0)
+    verdict = monitor._judge(waits)
+    assert verdict is not None
+    assert verdict.ranks == [1]
+    assert asked == [1000.0, 1025.0]
+
+
+def test_the_warning_at_half_the_limit_names_those_who_are_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+    waiting = [row(rank, Stage.EXCHANGE, 35.0, limit_s=60.0) for rank in (0, 2)]
+    bare_monitor()._warn_early([*waiting, row(1, Stage.DATA, 35.0, limit_s=60.0)])
+    assert capsys.readouterr().err.count("warning") == 1
+    monitor = bare_monitor()
+    monitor._warn_early([*waiting, row(1, Stage.EXCHANGE, 35.0, limit_s=60.0, process="T")])
+    said = capsys.readouterr().err
+    assert "rank 1 has been in exchange of step 7 for 35 s, stopped by a signal" in said
+    assert "rank 0" not in said
+    bare_monitor()._warn_early(waiting)  # each waits for the other: nobody is named
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals and /proc of Linux")
@@ -106,6 +166,20 @@ def test_ranks_whose_gpus_report_are_judged_by_that(
         str(rank): f"exchange of step {20 if kind == 'host-late' else 19} on the GPU" for rank in others
     }
     assert JOB_FLOOR_S <= found["stalled_s"] < JOB_FLOOR_S + 2
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc of Linux")
+def test_eight_simulated_nodes_survive_an_outage_and_name_a_stalled_rank() -> None:
+    """benchmarks/watchdog_scale.py does the same for 64 and 512 nodes."""
+    script = Path(__file__).parents[3] / "benchmarks" / "watchdog_scale.py"
+    options = ["--nodes=8", "--seconds=12", "--floor-s=2", "--outage=6", "--processes=1"]
+    done = subprocess.run([sys.executable, str(script), *options], capture_output=True, text=True, check=True)
+    figures = json.loads(done.stdout)
+    assert not figures["false_alarm"], done.stderr
+    assert (figures["named"], figures["ended_by_leader"]) == ([figures["stalled_rank"]], 7)
+    assert figures["named_after_floor_s"] < 3.0
+    assert figures["message_bytes_largest"] < 60_000
+    assert "node 7 is in contact with the monitor on node 0 again" in done.stderr
 
 
 def test_the_monitor_needs_no_torch() -> None:

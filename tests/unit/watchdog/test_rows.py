@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from nest_ssl.watchdog.beacon import WORD, Beacon, GpuLog, RankMark, WorkerMark
-from nest_ssl.watchdog.judge.blame import is_suspicious
-from nest_ssl.watchdog.rank import Stage
+from nest_ssl.watchdog.judge.blame import is_suspicious, judge_stalled
+from nest_ssl.watchdog.rank import Stage, validation_part
 from nest_ssl.watchdog.rows import Limits, RankRow, local_rows
 
 
@@ -121,3 +121,71 @@ def test_a_slot_is_ignored_once_another_process_has_its_pid(beacon: Beacon) -> N
     worker.reads("/a.wav")
     assert local_rows(beacon, Limits(3.0, 60.0), 0)[0].workers[0].process == ""
     assert not waits_for_a_file()
+
+
+class Clock:
+    """A clock for beacons that is set by hand."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 1000.0
+        monkeypatch.setattr(time, "monotonic_ns", lambda: int(1e9 * self.now_s))
+
+
+def test_many_slow_files_are_progress_and_one_that_blocks_is_not(
+    beacon: Beacon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """90 s for a batch: files of 20 s each are no reason for an alarm, one that is read for longer than 60 s is."""
+    clock, rank = Clock(monkeypatch), RankMark(beacon, 0)
+    rank.take()
+    rank.finish_step(1)
+    rank.enter(Stage.DATA)
+    workers = [WorkerMark(beacon, 0, slot, slot - 1) for slot in (1, 2)]
+
+    def rows() -> list[RankRow]:
+        return local_rows(beacon, Limits(60.0, 900.0), 0)[:1]
+
+    for _ in range(5):
+        for worker in workers:
+            worker.reads("/slow.wav")
+        for _ in range(20):
+            clock.now_s += 1.0
+            assert not is_suspicious(rows(), 60.0)
+    workers[0].reads("/blocks.wav")
+    for _ in range(59):
+        clock.now_s += 1.0
+        workers[1].reads("/quick.wav")
+        assert not is_suspicious(rows(), 60.0)
+    clock.now_s += 1.5
+    verdict = judge_stalled(rows(), {}, 60.0)
+    assert verdict is not None
+    assert verdict.worker is not None
+    assert (verdict.kind, verdict.worker.path) == ("file", "/blocks.wav")
+
+
+def test_without_progress_a_rank_that_waits_for_data_is_late(beacon: Beacon, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, rank, worker = Clock(monkeypatch), RankMark(beacon, 0), WorkerMark(beacon, 0, 1, 0)
+    rank.take()
+    rank.finish_step(1)
+    rank.enter(Stage.DATA)
+    clock.now_s += 50.0
+    worker.reads("/a.wav")
+    worker.rests()
+    clock.now_s += 59.0
+    assert not is_suspicious(local_rows(beacon, Limits(60.0, 900.0), 0)[:1], 60.0)
+    clock.now_s += 2.0
+    assert is_suspicious(local_rows(beacon, Limits(60.0, 900.0), 0)[:1], 60.0)
+
+
+@pytest.mark.parametrize("stage", [Stage.DATA, Stage.VALIDATION])
+def test_the_first_batch_of_an_epoch_may_take_as_long_as_a_start(beacon: Beacon, stage: Stage) -> None:
+    rank = RankMark(beacon, 0)
+    rank.take()
+    rank.finish_step(1)
+    rank.starts = True
+    rank.enter(stage, validation_part(Stage.DATA) if stage is Stage.VALIDATION else 0)
+    assert local_rows(beacon, Limits(3.0, 60.0), 0)[0].limit_s == 60.0
+    rank.enter(Stage.ENCODER)
+    assert local_rows(beacon, Limits(3.0, 60.0), 0)[0].limit_s == 3.0
+    rank.starts = False
+    rank.enter(Stage.DATA)
+    assert local_rows(beacon, Limits(3.0, 60.0), 0)[0].limit_s == 3.0

@@ -16,9 +16,11 @@ from dataclasses import dataclass, field, replace
 from nest_ssl.watchdog.judge.failure import Failure
 from nest_ssl.watchdog.judge.flight import Collective, CollectiveFault, Flight, find_fault, last_call, open_call
 from nest_ssl.watchdog.rank import RankState, Stage
-from nest_ssl.watchdog.rows import GpuRow, RankRow, WorkerRow
+from nest_ssl.watchdog.rows import WAITS, GpuRow, RankRow, WorkerRow
 from nest_ssl.watchdog.system import KILLED
 
+SILENT_S = 2.0
+"""A node that has been silent for this long is the one that others have lost their connections to."""
 GIL_S = 1.5
 """A rank's own thread runs four times a second; if it is this late, something holds the GIL."""
 SHORT_WAIT_S = 0.5
@@ -35,9 +37,9 @@ class Verdict:
     """What is wrong, and which ranks caused it."""
 
     kind: str
-    """died, host-memory, failed, out-of-memory, lost-gpu, worker-died, stopped, worker-stopped, file, never-joined,
-    left-early, gil, missing, diverged, unfinished, stalled; from the GPUs' marks host-late, gpu-stuck, gpu-ahead,
-    gpu-unfinished."""
+    """died, lost-node, host-memory, failed, out-of-memory, lost-gpu, worker-died, stopped, worker-stopped, file,
+    never-joined, left-early, gil, missing, diverged, unfinished, stalled; from the GPUs' marks host-late, gpu-stuck,
+    gpu-ahead, gpu-unfinished."""
     culprits: list[RankRow]
     stalled_s: float = 0.0
     worker: WorkerRow | None = None
@@ -107,6 +109,10 @@ def judge_dead(rows: Sequence[RankRow], failures: Mapping[int, Failure]) -> Verd
     left = [row for row in rows if row.state in (RankState.FINISHED, RankState.STOPPED)]
     if lost and left:  # the connection was lost because the other end had finished
         return Verdict("left-early", left, waiting=[by_rank[failure.rank] for failure in lost])
+    silent = [row for row in rows if row.silent_s > SILENT_S and row.is_active]
+    if lost and silent:  # a node that is gone as a whole reports no death: its silence and the others' losses do
+        silent_s = max(row.silent_s for row in silent)
+        return Verdict("lost-node", silent, silent_s, waiting=[by_rank[failure.rank] for failure in lost])
     if lost:
         failure = min(lost, key=lambda failure: failure.monotonic_ns)
         return Verdict("failed", [by_rank[failure.rank]], failure=failure)
@@ -186,6 +192,19 @@ def judge_stalled(rows: Sequence[RankRow], flights: Mapping[int, Flight], floor_
 
 
 def _judge_stalled(rows: Sequence[RankRow], flights: Mapping[int, Flight], floor_s: float) -> Verdict | None:
+    """Judge the ranks that are heard of; if all of them only wait, blame those of a node that is not."""
+    known = [row for row in rows if not row.is_lost]
+    lost = [row for row in rows if row.is_lost and row.is_active]
+    verdict = _judge_known(known, flights, floor_s)
+    if verdict is None or not lost:
+        return verdict
+    only_waits = verdict.kind == "stalled" and verdict.stage in WAITS
+    if verdict.kind not in ("unfinished", "gpu-unfinished") and not only_waits:
+        return verdict
+    return Verdict("lost-node", lost, verdict.stalled_s, waiting=[row for row in known if row.is_active])
+
+
+def _judge_known(rows: Sequence[RankRow], flights: Mapping[int, Flight], floor_s: float) -> Verdict | None:
     active = [row for row in rows if row.is_active]
     verdict = (
         _stopped(_present(rows), floor_s)
@@ -207,6 +226,7 @@ def _judge_stalled(rows: Sequence[RankRow], flights: Mapping[int, Flight], floor
 
 def is_suspicious(rows: Sequence[RankRow], floor_s: float) -> bool:
     """Return whether a closer look is due: some rank has exceeded the limit of its stage."""
+    rows = [row for row in rows if not row.is_lost]
     active = [row for row in rows if row.is_active]
     return (
         any(_is_late(row) for row in active)
@@ -353,6 +373,10 @@ def _by_place(active: Sequence[RankRow]) -> Verdict | None:
     for row in active:
         groups[row.step, row.place].append(row)
     if not groups:
+        return None
+    # Whoever is behind and within its limit, or reads file after file, lets the others wait, and nobody is stalled.
+    first = min((row.step, row.stage) for row in active)
+    if all(row.in_stage_s <= row.limit_s for row in active if (row.step, row.stage) == first):
         return None
     # Among groups of equal size, the one that is behind.
     smallest = min(groups.values(), key=lambda rows: (len(rows), rows[0].step, rows[0].stage))

@@ -133,13 +133,17 @@ def _lines(verdict: Verdict, incident: Incident) -> list[str]:
 
 
 def ranks_text(ranks: list[int]) -> str:
-    """Return 'rank 1' or 'ranks 1, 2 and 5'."""
+    """Return 'rank 1' or 'ranks 1, 2 and 5'; more than eight are counted."""
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}" if len(ranks) <= 8 else f"{len(ranks)} ranks"
 
 
 def headline(verdict: Verdict) -> str:
+    if verdict.kind == "lost-node":
+        return f"{_nodes_text(verdict)} gone, with {ranks_text(verdict.ranks)}"
+    if verdict.kind == "failed" and _lost_peer(verdict):
+        return f"{ranks_text(verdict.ranks)} lost {'its' if len(verdict.ranks) == 1 else 'their'} connection"
     what = {
         "died": "died",
         "failed": "failed",
@@ -162,12 +166,21 @@ def headline(verdict: Verdict) -> str:
     return f"{ranks_text(verdict.ranks)} {what}"
 
 
+def _nodes_text(verdict: Verdict) -> str:
+    nodes = sorted({row.node for row in verdict.culprits})
+    return f"node {nodes[0]} is" if len(nodes) == 1 else f"nodes {', '.join(map(str, nodes))} are"
+
+
 def cause(verdict: Verdict) -> str:
     """Return the probable cause in one line."""
     row, failure = verdict.row, verdict.failure
     kind = verdict.kind
     if kind == "died":
         return _why_it_died(row)
+    if kind == "lost-node":
+        since = f"{_nodes_text(verdict)} silent: did it crash or lose its network?"
+        losers = sorted(other.rank for other in verdict.waiting)
+        return f"{since} {ranks_text(losers)} lost contact with {ranks_text(verdict.ranks)}" if losers else since
     if kind == "host-memory":
         killed = f"process {row.pid}" if failure is None else "a DataLoader worker"
         return f"{killed if verdict.worker is None else _name_of(verdict.worker)} was killed: {row.oom_killer}"
@@ -225,8 +238,6 @@ def _missing_call(verdict: Verdict) -> str:
 
 def _why_it_died(row: RankRow) -> str:
     status = row.exit_status
-    if row.is_lost:
-        return f"lost contact with node {row.node}: did it crash or lose its network?"
     if status is None:
         return "its process is gone; out of memory?"
     if status >= 0:
@@ -301,6 +312,7 @@ def advice(verdict: Verdict) -> str:
             "check the other nodes, then resume" if failure.is_lost_peer else "fix what the message says, then resume"
         )
     return {
+        "lost-node": "check that node and its network (SLURM: --exclude leaves it out), then resume",
         "host-memory": f"{LESS_MEMORY}; then resume",
         "died": "check the machine's memory (evidence: memory.json), then resume",
         "worker-died": "enlarge /dev/shm, or lower model.train_ds.num_workers or prefetch_factor; then resume",

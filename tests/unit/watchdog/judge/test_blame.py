@@ -439,3 +439,49 @@ def test_diverging_collectives_say_more_than_the_gpus_that_wait_in_them() -> Non
     verdict = judge_stalled(rows, {0: calls(5, 9, 5, 9, done=3), 1: calls(5, 9, 5, 7, done=3)}, FLOOR_S)
     assert verdict is not None
     assert (verdict.kind, verdict.ranks, verdict.stage, verdict.step) == ("diverged", [1], Stage.ENCODER, 7)
+
+
+# ---- nodes that are not heard of ----
+
+
+def lost(rank: int, silent_s: float = 8.0) -> RankRow:
+    return row(rank, Stage.ENCODER, 0.1, node=1, silent_s=silent_s)
+
+
+def test_a_silent_node_is_no_reason_to_end_a_job_that_moves() -> None:
+    rows = [row(0, in_stage_s=0.1), lost(1, 25.0)]
+    assert judge_dead(rows, {}) is None
+    assert not is_suspicious(rows, FLOOR_S)
+    assert judge_stalled(rows, {}, FLOOR_S) is None
+
+
+def test_a_node_that_is_gone_is_named_and_not_the_survivor_that_lost_its_connection() -> None:
+    failure = Failure(0, "RuntimeError", "Connection closed by peer [10.0.0.2]:1234", "", 0)
+    verdict = judge_dead([row(0, state=RankState.FAILED), lost(1, 2.5)], {0: failure})
+    assert verdict is not None
+    assert (verdict.kind, verdict.ranks, incident.exit_code_of(verdict)) == ("lost-node", [1], 75)
+    assert incident.headline(verdict) == "node 1 is gone, with rank 1"
+    assert "rank 0 lost contact with rank 1" in incident.cause(verdict)
+
+
+def test_a_survivor_of_which_no_more_is_known_has_lost_its_connection_and_not_failed() -> None:
+    failure = Failure(0, "RuntimeError", "Connection closed by peer [10.0.0.2]:1234", "", 0)
+    verdict = judge_dead([row(0, state=RankState.FAILED), row(1)], {0: failure})
+    assert verdict is not None
+    assert incident.headline(verdict) == "rank 0 lost its connection"
+
+
+def test_ranks_that_all_wait_wait_for_the_node_that_is_silent() -> None:
+    rows = [row(0), row(1), lost(2, 70.0)]
+    flights = {0: calls(5, done=0), 1: calls(5, done=0)}
+    verdict = judge_stalled(rows, flights, FLOOR_S)
+    assert verdict is not None
+    assert (verdict.kind, verdict.ranks) == ("lost-node", [2])
+    verdict = judge_stalled([row(0), row(1, Stage.ENCODER), lost(2, 70.0)], {}, FLOOR_S)  # it does not wait
+    assert verdict is not None
+    assert (verdict.kind, verdict.ranks) == ("stalled", [1])
+
+
+def test_a_rank_that_waits_is_not_blamed_while_the_others_are_within_their_limits() -> None:
+    reading = [row(rank, Stage.DATA, 90.0, limit_s=145.0, patience_s=145.0) for rank in range(1, 4)]
+    assert judge_stalled([row(0, Stage.EXCHANGE, 90.0, limit_s=60.0, patience_s=60.0), *reading], {}, 60.0) is None
