@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup setup-all test lint faults pretrain clean
+.PHONY: setup setup-all test lint faults slurm pretrain clean
 
 # The package and what the demo needs; installed again only when the files that decide it change.
 setup: $(VENV)/.installed
@@ -35,6 +35,12 @@ faults: setup
 	rm -rf build/faults && mkdir -p build/faults
 	NEST_FAULT_TABLE=$(CURDIR)/build/faults $(BIN)/python -m pytest tests/faults -m 'faults or not faults' --durations=10
 	$(BIN)/python -m tests.faults.write_table build/faults docs
+
+# A real SLURM with two nodes on this machine, about 6 minutes; Debian or Ubuntu, as root.
+slurm: setup
+	$(INSTALL) pytest
+	command -v slurmctld munged > /dev/null || (apt-get update -q && apt-get install -y -q --no-install-recommends slurm-wlm munge)
+	$(BIN)/python -m pytest tests/slurm -m slurm --durations=10
 
 # A small NEST on ten minutes of synthetic speech: some minutes on two cores. More options: make pretrain ARGS="trainer.max_steps=2000"
 pretrain: setup

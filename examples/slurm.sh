@@ -25,7 +25,7 @@ set -uo pipefail
 ranks=${RANKS_PER_NODE:-${SLURM_GPUS_ON_NODE:?slurm.sh: no GPU on this node; give --gpus-per-node or RANKS_PER_NODE}}
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export MASTER_ADDR
-export MASTER_PORT=${MASTER_PORT:-$((15000 + 2 * (SLURM_JOB_ID % 10000)))} # the same on every node; the next port is used too
+export MASTER_PORT=${MASTER_PORT:-$((15000 + SLURM_JOB_ID % 10000 * 2))} # the same on every node; the monitors use the next
 
 # Without SLURM_PROCID the task is not mistaken for a rank: it launches the ranks of its node.
 srun --ntasks-per-node=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" \
@@ -33,7 +33,9 @@ srun --ntasks-per-node=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" \
     trainer.devices="$ranks" trainer.num_nodes="$SLURM_JOB_NUM_NODES" "$@"
 code=$?
 
-# 75: ended, and the same command resumes from the last checkpoint. 0: finished. Everything else needs a person.
+# 75: ended, and the same command resumes from the last checkpoint. 0: finished. Everything else needs a person, except
+# 138: SIGUSR1 came before Python was up.
+[ "$code" -eq 138 ] && code=75
 if [ "$code" -eq 75 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt "${MAX_REQUEUES:-100}" ]; then
     echo "slurm.sh: resumable (75): requeueing job $SLURM_JOB_ID" >&2
     scontrol requeue "$SLURM_JOB_ID"

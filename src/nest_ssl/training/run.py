@@ -11,11 +11,13 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 from nest_ssl.config import ExperimentConfig, NestConfig, compose
 from nest_ssl.config.checks import log_to_terminal, printable
@@ -26,6 +28,7 @@ from nest_ssl.launch import ranks
 from nest_ssl.run_folder import RunFolder, given_ranks_per_node, ranks_per_node
 from nest_ssl.training import experiment
 from nest_ssl.watchdog.rank import FINISHED, NEEDS_A_PERSON, RESUMABLE, RankFacts
+from nest_ssl.watchdog.system import say, signal_name, stop_signals
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +132,25 @@ class Outcome:
 
 
 def run(cfg: NestConfig, main: Main, command: Command) -> Outcome:
-    """Call `main(cfg)` on every rank of the run that `cfg` describes."""
+    """Call `main(cfg)` on every rank of the run that `cfg` describes.
+
+    A signal to stop is never the death of this process: launcher and ranks have their own handlers while there is
+    something to save. Before that it ends with 75, which SLURM scripts requeue; after that there is nothing to stop.
+    """
+    for number in stop_signals():
+        signal.signal(number, _nothing_to_save)
+    outcome = _run(cfg, main, command)
+    for number in stop_signals():
+        signal.signal(number, signal.SIG_IGN)
+    return outcome
+
+
+def _nothing_to_save(number: int, frame: FrameType | None) -> NoReturn:
+    say(f"nest-ssl: {signal_name(number)}: stopped; nothing to save before the first step")
+    os._exit(RESUMABLE)
+
+
+def _run(cfg: NestConfig, main: Main, command: Command) -> Outcome:
     trainer = cfg.trainer
     per_node = ranks_per_node(trainer.devices, trainer.accelerator, _count_gpus)
     facts = ranks.from_environment(os.environ, per_node)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,16 @@ import pytest
 from nest_ssl.config import NestConfig, compose
 from nest_ssl.launch import attach
 from nest_ssl.training import run as running
+from nest_ssl.watchdog.system import stop_signals
+
+
+@pytest.fixture(autouse=True)
+def same_handlers() -> Iterator[None]:
+    """The handlers of signals are afterwards what they were."""
+    before = {number: signal.getsignal(number) for number in stop_signals()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture
@@ -59,3 +70,22 @@ def test_a_lone_rank_that_loses_its_gpu_names_it_and_can_be_resumed(
 def test_a_lone_rank_raises_what_would_recur(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="illegal memory access"):
         end_with(RuntimeError("CUDA error: an illegal memory access was encountered"), tmp_path)
+
+
+def test_a_signal_to_stop_before_training_ends_with_75_and_one_after_it_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """SLURM signals at its own time: a finished run that dies of SIGUSR1 is a failed job."""
+    codes: list[int] = []
+
+    def train(*args: Any) -> running.Outcome:
+        signal.raise_signal(signal.SIGUSR1)
+        return running.Outcome(0, Path(), speaks=True)
+
+    monkeypatch.setattr(running, "_run", train)
+    monkeypatch.setattr("os._exit", codes.append)
+    assert running.run(compose("nest_demo", []), lambda cfg: None, running.Command([], [])).exit_code == 0
+    assert codes == [75]
+    assert "SIGUSR1: stopped; nothing to save before the first step" in capfd.readouterr().err
+    signal.raise_signal(signal.SIGTERM)
+    assert codes == [75]
