@@ -42,6 +42,8 @@ class BatchSampler(Sampler[Any], ABC):
     start = 0
     """First batch of the next iteration, which resets it to 0."""
     same_every_epoch = False
+    on_skip: Callable[[], None] | None = None
+    """Called about every second while batches before `start` are passed over, where that takes time (lhotse)."""
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch; the trainer calls this at the start of every epoch, also when it resumes one."""
