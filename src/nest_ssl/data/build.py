@@ -38,8 +38,6 @@ from nest_ssl.data.sources.tar import LAYOUTS, TarredAudioNoiseDataset
 log = logging.getLogger(__name__)
 
 FLOAT32_BYTES = 4
-NOTABLE_SHARE = 0.01
-"""Of the utterances; if an epoch leaves out more, the log warns."""
 
 
 def build_loader(
@@ -79,9 +77,8 @@ def build_loader(
                 f"drop_last: {sum(map(len, sources))} utterances do not fill one batch on each of {world_size} ranks, "
                 "so none would be read."
             )
-        if rank == 0 and (num_unread := sum(unread for _, unread in plan.unread())):
-            is_much = num_unread > NOTABLE_SHARE * sum(length for length, _ in plan.unread())
-            log.log(logging.WARNING if is_much else logging.INFO, "%s", describe_unread(plan, sources))
+        if rank == 0 and any(num_unread for _, num_unread in plan.unread()):
+            log.info("%s", describe_unread(plan, sources))
         dataset = PlannedBatches(sources, _build_maker(config, seed, on_read, mix))
         sampler = PlanSampler(plan, rank, same_every_epoch=same_every_epoch)
     if rank == 0 and (world_size > 1 or sampler.shapes()):
