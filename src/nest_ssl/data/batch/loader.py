@@ -361,7 +361,8 @@ class BadDataLog:
 
     def state_dict(self) -> dict[str, object]:
         """Return the counts of all ranks where they are known, for a checkpoint."""
-        return {"num_read": self.num_read, "num_bad": {**self.num_bad, **{k: self._over_all_ranks(k) for k in JUDGED}}}
+        num_bad = {**self.num_bad, **{kind: self._over_all_ranks(kind) for kind in JUDGED}}
+        return {"num_read": self.num_read, "num_bad": {kind: number for kind, number in num_bad.items() if number}}
 
     def load_state_dict(self, state: dict[str, object], epoch: int) -> None:
         """Continue with the counts of a checkpoint, which rank 0 takes over for all."""
