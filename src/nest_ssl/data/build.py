@@ -27,6 +27,7 @@ from nest_ssl.data.plan.batches import (
     FixedSizePlan,
     Plan,
     duration_buckets,
+    merge_incomplete,
     sizes_for_duration,
 )
 from nest_ssl.data.plan.order import ChainOrder, MixtureOrder, Order, share_out, temperature_weights
@@ -76,6 +77,8 @@ def build_loader(
                 f"drop_last: {sum(map(len, sources))} utterances do not fill one batch on each of {world_size} ranks, "
                 "so none would be read."
             )
+        if rank == 0 and any(num_unread for _, num_unread in plan.unread()):
+            log.info("%s", describe_unread(plan, sources))
         dataset = PlannedBatches(sources, _build_maker(config, seed, on_read, mix))
         sampler = PlanSampler(plan, rank, same_every_epoch=same_every_epoch)
     if rank == 0 and (world_size > 1 or sampler.shapes()):
@@ -114,6 +117,32 @@ def describe_shapes(config: DatasetConfig, sampler: BatchSampler) -> str:
     else:
         reason, way_out = "not every duration is known", "'nest-ssl prepare' measures durations"
     return f"batches of different ranks have different shapes ({reason}): no CUDA graphs on several GPUs; {way_out}"
+
+
+def describe_unread(plan: Plan, sources: Sequence[Source]) -> str:
+    """Return what an epoch does not read because its last steps are incomplete, by bucket, for the log."""
+    counts = plan.unread()
+    num_all, num_unread = (sum(column) for column in zip(*counts, strict=True))
+    durations_s = np.concatenate([source.durations_s for source in sources])
+    bucket_of = plan.bucket_of if isinstance(plan, BucketedPlan) else np.zeros(len(durations_s), dtype=np.uint16)
+    total_s = np.bincount(bucket_of, durations_s, minlength=len(counts))
+    numbers = np.bincount(bucket_of, minlength=len(counts))
+    # Other utterances are left out in every epoch: their hours are those of the average utterance of the bucket.
+    unread_h = [n * s / k / 3600 if k else 0.0 for (_, n), s, k in zip(counts, total_s, numbers, strict=True)]
+    longest_s = np.zeros(len(counts), dtype=np.float32)
+    np.maximum.at(longest_s, bucket_of, durations_s)
+    parts = [
+        f"{n:,} of {length:,} up to {end_s:.1f} s" + ("" if np.isnan(hours) else f" ({hours:,.2f} h)")
+        for (length, n), end_s, hours in zip(counts, longest_s, unread_h, strict=True)
+        if n
+    ]
+    in_hours = "" if np.isnan(sum(unread_h)) else f", {sum(unread_h):,.2f} of {total_s.sum() / 3600:,.2f} h"
+    by_bucket = f" By bucket: {'; '.join(parts)}." if len(counts) > 1 else ""
+    return (
+        f"an epoch on {plan.world_size} {'rank' if plan.world_size == 1 else 'ranks'} does not read {num_unread:,} of "
+        f"{num_all:,} utterances{in_hours}: drop_last leaves out incomplete steps, other utterances in every epoch."
+        f"{by_bucket} drop_last=false reads them."
+    )
 
 
 def _bounded(prefetch: Prefetch, config: DatasetConfig, sampler: BatchSampler, mix: bool, is_first: bool) -> Prefetch:
@@ -277,9 +306,14 @@ def build_plan(config: DatasetConfig, sources: Sequence[Source], *, world_size: 
     if config.is_concat:
         raise ValueError("is_concat: cannot be combined with buckets; 'use_lhotse: true' with input_cfg does both.")
     bucketing = _buckets(config, sources)
+    bucket_of = bucketing.bucket_of
+    if config.bucketing_batch_size is None:  # those are datasets of their own, not neighbours in length
+        bucket_of = merge_incomplete(
+            bucket_of, bucketing.batch_sizes, world_size=world_size, drop_last=config.drop_last, layout=layout
+        )
     return BucketedPlan(
         ChainOrder(orders),
-        bucketing.bucket_of,
+        bucket_of,
         batch_sizes=bucketing.batch_sizes,
         world_size=world_size,
         drop_last=config.drop_last,

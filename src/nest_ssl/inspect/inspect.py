@@ -97,7 +97,7 @@ def inspect_data(config: ModelConfig, options: InspectOptions) -> Inspection:
             if usable is not None:
                 batchings = {size: compare(usable, size, seed=options.seed) for size in options.batch_sizes}
                 examples = _examples(config, usable, options, speech, notes)
-    notes += _batching_notes(batchings)
+    notes += _batching_notes(dataset, batchings)
     normalized = config.preprocessor.normalize == "per_feature"
     return Inspection(dataset, options, speech, noise, num_kept, batchings, examples, normalized, notes)
 
@@ -194,11 +194,18 @@ def _file_notes(dataset: DatasetConfig, speech: ManifestFacts, noise: ManifestFa
     return notes
 
 
-def _batching_notes(batchings: dict[int, list[Batching]]) -> list[str]:
-    worst = max((row.left_out_share or 0.0 for rows in batchings.values() for row in rows), default=0.0)
+def _batching_notes(dataset: DatasetConfig, batchings: dict[int, list[Batching]]) -> list[str]:
+    """Warn of what the configured way to form batches leaves out; the others are only offered."""
+    in_buckets = dataset.use_bucketing or dataset.use_lhotse
+    kind = "lhotse" if dataset.use_lhotse else "buckets" if in_buckets else "shuffled"
+    chosen = [row for rows in batchings.values() for row in rows if row.name.startswith(kind)]
+    worst = max((row.left_out_share or 0.0 for row in chosen), default=0.0)
     if worst <= MUCH_LEFT_OUT:
         return []
+    why, way_out = "the incomplete batch", "Smaller batches"
+    if in_buckets:
+        why, way_out = "one incomplete batch per bucket", "Fewer buckets (model.train_ds.num_buckets), smaller batches"
     return [
-        f"drop_last=true leaves out up to {worst:.0%} of the utterances: one incomplete batch per bucket. "
-        "Fewer buckets (model.train_ds.num_buckets), smaller batches or model.train_ds.drop_last=false keep them."
+        f"drop_last=true leaves out up to {worst:.0%} of the utterances: {why}. "
+        f"{way_out} or model.train_ds.drop_last=false keep them."
     ]

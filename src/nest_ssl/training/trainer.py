@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -461,6 +462,7 @@ class Fit:
             mix=False,
         )
         loader.bad_data.count = self.world.counter()
+        loader.batches.on_skip = partial(self.watch.enter, Stage.DATA)  # the stage begins again: it makes progress
         if reads is not None:
             loader.collate_fn = reads.batch_is_made
         return loader

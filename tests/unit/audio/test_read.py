@@ -12,9 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from nest_ssl.audio import AudioError, audio_info, ffmpeg, read_audio, read_native, verify_audio
+from nest_ssl.audio.read import MAX_SAMPLE
 
 RATE = 16000
 
@@ -200,6 +203,47 @@ def test_bad_files_are_refused_with_a_reason(kind: str, reader: Any, tmp_path: P
         with pytest.raises(AudioError, match=reason) as caught:
             reader(source, name=name)
         assert caught.value.path == (name or str(path))
+
+
+SEEDS = [
+    encoded(tone(800), format="WAV"),
+    encoded(tone(800), format="WAV", subtype="FLOAT"),
+    encoded(np.stack([tone(400)] * 2, axis=1), format="FLAC"),
+    encoded(tone(800), format="AIFF"),
+    encoded(tone(800), format="AU"),
+    encoded(tone(800), format="OGG"),
+]
+patches = st.lists(st.tuples(st.integers(0, 90), st.binary(min_size=1, max_size=8)), min_size=1, max_size=3)
+ends = st.none() | st.integers(0, 2000)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # soundfile, of a seek before 0
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(SEEDS), patches, ends)
+@example(SEEDS[0], [(24, b"\x01\0\0\0")], None)  # 1 Hz
+@example(SEEDS[0], [(40, b"\xff\xff\xff\x7f")], None)  # 2 GB of samples
+@example(SEEDS[1], [(60, np.float32(1e30).tobytes())], None)
+def test_a_damaged_header_gives_audio_or_a_reason(
+    data: bytes, patched: list[tuple[int, bytes]], end: int | None
+) -> None:
+    damaged = bytearray(data)
+    for place, patch in patched:
+        damaged[place : place + len(patch)] = patch
+    try:
+        samples = read_audio(bytes(damaged[:end]), sample_rate=RATE, name="x.wav")
+        info = verify_audio(bytes(damaged[:end]), name="x.wav")
+    except AudioError as error:
+        refused: Any = error
+    else:
+        refused = None
+    if refused is not None:
+        assert refused.path == "x.wav"
+        assert refused.reason
+        return
+    assert samples.ndim == 1
+    assert len(samples) > 0
+    assert np.abs(samples).max() <= 2 * MAX_SAMPLE  # resampling may overshoot
+    assert info.num_samples > 0
 
 
 @pytest.mark.parametrize("name", ["missing.wav", ".", "x.raw"])

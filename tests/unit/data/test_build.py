@@ -71,6 +71,29 @@ def test_a_bucket_of_short_audio_counts_its_padding(corpus: Corpus) -> None:
         assert batch.audio.numel() <= 2.0 * RATE
 
 
+def test_what_an_epoch_does_not_read_is_logged_by_bucket_with_hours(
+    corpus: Corpus, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {"drop_last": True, "use_bucketing": True, "bucket_duration_bins": [0.2, 0.3], "batch_size": 2}
+    with caplog.at_level(logging.INFO):
+        loader = build_loader(corpus.config(**settings), world_size=2)
+    (message,) = [text for text in caplog.messages if "does not read" in text]
+    num_read = 2 * sum(len(spec.indices) for spec in loader.batches)
+    assert f"an epoch on 2 ranks does not read {22 - num_read} of 22 utterances, 0.00 of 0.00 h" in message
+    by_bucket = [int(n) for n in re.findall(r"(\d+) of \d+ up to 0\.\d s \(0\.00 h\)", message)]
+    assert sum(by_bucket) == 22 - num_read > 0
+    caplog.clear()
+    build_loader(corpus.config(**settings | {"drop_last": False}), world_size=2)
+    assert "does not read" not in caplog.text
+
+
+def test_a_bucket_that_fills_no_step_is_read_with_its_neighbour(corpus: Corpus) -> None:
+    # On 8 ranks no bucket has the 16 utterances of a step, but all together have 22.
+    config = corpus.config(drop_last=True, use_bucketing=True, num_buckets=4, batch_size=2)
+    specs = [list(build_loader(config, rank=rank, world_size=8).batches) for rank in range(8)]
+    assert sum(len(spec.indices) for rank in specs for spec in rank) == 16
+
+
 @NEEDS_LHOTSE
 def test_more_buckets_than_lhotse_can_fill_are_refused(corpus: Corpus) -> None:
     config = corpus.config(use_lhotse=True, use_bucketing=True, num_buckets=1000, batch_duration=1.0)

@@ -68,10 +68,17 @@ def test_one_utterance_is_enough(speech: Speech) -> None:
 
 
 def test_a_note_warns_when_drop_last_leaves_out_much(speech: Speech) -> None:
-    found = inspect_data(speech.config(["model.train_ds.num_buckets=2"]), InspectOptions(batch_sizes=[5]))
-    worst = max(row.left_out_share or 0 for row in found.batchings[5])
+    buckets = ["model.train_ds.num_buckets=2", "model.train_ds.use_bucketing=true"]
+    found = inspect_data(speech.config(buckets), InspectOptions(batch_sizes=[5]))
+    worst = max(row.left_out_share or 0 for row in found.batchings[5] if row.name.startswith("buckets"))
     assert worst > 0.1
     assert any(f"leaves out up to {worst:.0%} of the utterances" in note for note in found.notes)
+
+
+def test_no_note_warns_of_buckets_that_were_not_asked_for(speech: Speech) -> None:
+    found = inspect_data(speech.config(["model.train_ds.num_buckets=2"]), InspectOptions(batch_sizes=[5]))
+    assert max(row.left_out_share or 0 for row in found.batchings[5]) > 0.1
+    assert not any("bucket" in note for note in found.notes)
 
 
 def test_batches_of_hours_are_not_drawn(speech: Speech) -> None:

@@ -45,6 +45,8 @@ class BatchSampler(Sampler[Any], ABC):
     start = 0
     """First batch of the next iteration, which resets it to 0."""
     same_every_epoch = False
+    on_skip: Callable[[], None] | None = None
+    """Called about every second while batches before `start` are passed over, where that takes time (lhotse)."""
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch; the trainer calls this at the start of every epoch, also when it resumes one."""
@@ -394,7 +396,8 @@ class BadDataLog:
 
     def state_dict(self) -> dict[str, object]:
         """Return the counts of all ranks where they are known, for a checkpoint."""
-        return {"num_read": self.num_read, "num_bad": {**self.num_bad, **{k: self._over_all_ranks(k) for k in JUDGED}}}
+        num_bad = {**self.num_bad, **{kind: self._over_all_ranks(kind) for kind in JUDGED}}
+        return {"num_read": self.num_read, "num_bad": {kind: number for kind, number in num_bad.items() if number}}
 
     def load_state_dict(self, state: dict[str, object], epoch: int) -> None:
         """Continue with the counts of a checkpoint, which rank 0 takes over for all."""

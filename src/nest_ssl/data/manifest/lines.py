@@ -78,7 +78,7 @@ def parse_lines(piece: bytes, manifest: str, first_line: int) -> Lines:
             raise ValueError("a time out of range")
         if b"\\u0000" in piece:
             raise ValueError("NUL, which no path contains")
-    except (msgspec.MsgspecError, ValueError):  # the slow way finds the line and what is wrong with it
+    except (msgspec.MsgspecError, ValueError, RecursionError):  # the slow way finds the line and what is wrong with it
         numbers = np.array([n for n in numbers if piece[starts[n] : ends[n]].strip()], dtype=np.int64)
         durations_s = np.array(
             [_checked_duration(piece[starts[n] : ends[n]], manifest, first_line + int(n)) for n in numbers],
@@ -145,15 +145,18 @@ def _shown(value: Any) -> str:
 def _parse_as_python_does(line: bytes, fail: Any) -> Any:
     """Parse with json.loads: slower, but it accepts NaN in other keys, as NeMo does, and its messages are better."""
     try:
-        return json.loads(line.decode())
+        return json.loads(line.decode(), parse_int=_integer)
     except UnicodeDecodeError as error:
         fail(f"not UTF-8 (byte 0x{line[error.start]:02x} at column {error.start + 1})")
     except json.JSONDecodeError as error:
         fail(f"not JSON ({error.msg} at column {error.colno})")
     except RecursionError:
         fail("not JSON (nested too deeply)")
-    except ValueError as error:  # an integer of more than 4,300 digits
-        fail(f"not JSON ({error})")
+
+
+def _integer(digits: str) -> float:
+    """Return an integer; Python refuses those of more than 4,300 digits, which an unused key may have."""
+    return int(digits) if len(digits) < 1000 else math.copysign(math.inf, -1 if digits.startswith("-") else 1)
 
 
 def is_tarred_manifest(manifest: str) -> bool:

@@ -96,6 +96,10 @@ class Plan(ABC):
     def utterances_per_epoch(self) -> int | None:
         """The utterances that each rank reads in an epoch, padding included; None: endless."""
 
+    @abstractmethod
+    def unread(self) -> list[tuple[int, int]]:
+        """Return for each bucket how many utterances it has, and how many of them no epoch reads (`drop_last`)."""
+
     def shapes(self) -> list[Shape]:
         """Return all shapes of a run, the smallest batch size first; none if they are not planned."""
         return [] if self.step_shapes is None else self.step_shapes.shapes()
@@ -130,6 +134,11 @@ class Cut:
         if self.drop_last:
             return self.length // (self.world_size * self.batch_size) * self.batch_size
         return -(-self.length // self.world_size)
+
+    @property
+    def num_unread(self) -> int:
+        """The number of positions that no rank reads."""
+        return max(self.length - self.share * (1 if self.layout == "replicated" else self.world_size), 0)
 
     @property
     def num_steps(self) -> int:
@@ -356,6 +365,9 @@ class FixedSizePlan(Plan):
     def num_batches(self) -> int | None:
         return None if self.endless else self.cut.num_steps
 
+    def unread(self) -> list[tuple[int, int]]:
+        return [(self.cut.length, self.cut.num_unread)]
+
     @property
     def utterances_per_epoch(self) -> int | None:
         return None if self.endless else self.cut.share
@@ -437,6 +449,9 @@ class BucketedPlan(Plan):
     def num_batches(self) -> int:
         return len(self._step_buckets)
 
+    def unread(self) -> list[tuple[int, int]]:
+        return [(cut.length, cut.num_unread) for cut in self.cuts]
+
     @property
     def utterances_per_epoch(self) -> int:
         return sum(cut.share * times for cut, times in zip(self.cuts, self.repeats, strict=True))
@@ -509,6 +524,32 @@ def duration_buckets(
     longest_s = np.zeros(len(bins_s) + 1, dtype=np.float32)
     np.maximum.at(longest_s, bucket_of, durations_s)
     return bucket_of, longest_s.tolist()
+
+
+def merge_incomplete(
+    bucket_of: Buckets, batch_sizes: Sequence[int], *, world_size: int, drop_last: bool, layout: str
+) -> Buckets:
+    """Return the buckets after joining those that fill no step on all ranks, and would never be read, with neighbours.
+
+    Two buckets together have the batch size of the longer one, which is the smaller: no batch becomes too large.
+    """
+    counts = np.bincount(bucket_of, minlength=len(batch_sizes)).tolist()
+
+    def fills_no_step(bucket: int) -> bool:
+        return Cut(counts[bucket], batch_sizes[bucket], world_size, drop_last, layout).num_steps == 0
+
+    joins: list[int] = list(range(len(counts)))
+    filled = [bucket for bucket, count in enumerate(counts) if count]
+    while len(filled) > 1:
+        small = next((place for place, bucket in enumerate(filled) if fills_no_step(bucket)), None)
+        if small is None:
+            break
+        place = min(small, len(filled) - 2)
+        shorter, longer = filled[place : place + 2]
+        counts[longer], counts[shorter] = counts[longer] + counts[shorter], 0
+        joins = [longer if bucket == shorter else bucket for bucket in joins]
+        del filled[place]
+    return bucket_of if joins == list(range(len(counts))) else np.asarray(joins, dtype=bucket_of.dtype)[bucket_of]
 
 
 def sizes_for_duration(

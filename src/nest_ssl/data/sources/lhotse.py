@@ -19,6 +19,7 @@ import json
 import logging
 import os
 import shlex
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -50,6 +51,9 @@ SOURCE_TYPES = ("file", "memory", "shar")
 """The types of a lhotse.AudioSource that are read. 'command' is a shell line, and a 'url' may be 'pipe:' and one."""
 READ_BY_SHELL = (".sph", ".opus")
 """Files that lhotse passes to a command through a shell, .opus if LHOTSE_LEGACY_OPUS_LOADING is set."""
+
+LOG_EVERY_S, BEAT_EVERY_S = 30.0, 1.0
+"""How often passing over batches is logged, and reported to the watchdog."""
 
 KEYS = {
     "nemo": {"manifest_filepath"},
@@ -192,6 +196,11 @@ class CutBatches(BatchSampler):
     ) -> None:
         if config.batch_size is None and config.batch_duration is None and not _has_fixed_sizes(config):
             raise ValueError("batch_duration: needed with 'use_lhotse: true', or else batch_size.")
+        if config.concurrent_bucketing and world_size > 1:
+            raise ValueError(
+                f"concurrent_bucketing: not possible on {world_size} ranks: lhotse then fills its buckets in a thread, "
+                "so each rank would form other batches. Set concurrent_bucketing=false."
+            )
         self.config, self.inputs = config, inputs
         self.rank, self.world_size, self.seed, self.same_every_epoch = rank, world_size, seed, same
         self._levels_s = _levels_s(config, inputs.durations_s())
@@ -201,6 +210,7 @@ class CutBatches(BatchSampler):
         batches = self._batches(self.epoch)
         ahead: deque[_Batch] = deque()
         first: list[Cut] = []
+        passing_over = _PassingOver(self.epoch, start, self.on_skip)
         for step in itertools.count():
             while len(ahead) < 2 or sum(len(later.cuts) for later in itertools.islice(ahead, 1, None)) < MIN_SPARES:
                 batch = next(batches, None)
@@ -211,7 +221,9 @@ class CutBatches(BatchSampler):
             if not ahead:
                 return
             batch = ahead.popleft()
-            if step >= start:
+            if step < start:
+                passing_over.report(step + 1)
+            else:
                 following = itertools.chain(*(later.cuts for later in ahead), first)
                 spares = list(itertools.islice(following, MIN_SPARES))
                 yield CutBatchSpec(self.epoch, step, self.rank, batch.cuts, spares, batch.num_samples)
@@ -300,6 +312,27 @@ class CutBatches(BatchSampler):
 
     def utterances_per_epoch(self) -> int | None:
         return None
+
+
+class _PassingOver:
+    """Reports how far a resumed run is with forming the batches that it has trained on before."""
+
+    def __init__(self, epoch: int, num_batches: int, on_skip: Callable[[], None] | None) -> None:
+        self._epoch, self._num_batches, self._on_skip = epoch, num_batches, on_skip
+        self._began_s = self._logged_s = self._beat_s = time.monotonic()
+
+    def report(self, num_done: int) -> None:
+        now_s = time.monotonic()
+        if self._on_skip is not None and now_s - self._beat_s >= BEAT_EVERY_S:
+            self._beat_s = now_s
+            self._on_skip()
+        if now_s - self._logged_s >= LOG_EVERY_S:
+            self._logged_s = now_s
+            left_s = (now_s - self._began_s) / num_done * (self._num_batches - num_done)
+            log.info(
+                "resuming epoch %d: passed over %d of %d batches; about %.0f s left",
+                *(self._epoch, num_done, self._num_batches, left_s),
+            )
 
 
 @dataclass(frozen=True)

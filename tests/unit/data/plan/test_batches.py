@@ -247,6 +247,29 @@ def test_duration_buckets_share_the_audio_equally_and_bound_the_batch() -> None:
     assert sizes_for_duration(longest_s, batch_duration_s=1, quadratic_s=None, max_size=3) == [1] * 5
 
 
+@pytest.mark.parametrize(
+    ("counts", "sizes", "expected"),
+    [
+        ([40, 40, 40], [8, 4, 2], [40, 40, 40]),
+        ([7, 40, 40], [8, 4, 2], [0, 47, 40]),  # joins the longer one, whose batches are smaller
+        ([40, 40, 1], [8, 4, 2], [40, 0, 41]),  # the longest keeps its batch size: its batches fill the memory
+        ([7, 3, 1], [8, 4, 2], [0, 0, 11]),
+        ([40, 0, 3], [8, 4, 2], [0, 0, 43]),
+        ([1, 0, 0], [8, 4, 2], [1, 0, 0]),
+        ([5, 5, 5], [8, 4, 2], [0, 10, 5]),
+    ],
+)
+def test_buckets_that_fill_no_step_join_their_neighbours(
+    counts: list[int], sizes: list[int], expected: list[int]
+) -> None:
+    bucket_of = np.repeat(np.arange(3, dtype=np.uint16), counts)
+    options: dict[str, Any] = {"world_size": 2, "layout": "interleaved"}
+    merged = plans.merge_incomplete(bucket_of, sizes, drop_last=True, **options)
+    assert np.bincount(merged, minlength=3).tolist() == expected
+    assert merged.dtype == np.uint16
+    assert plans.merge_incomplete(bucket_of, sizes, drop_last=False, **options) is bucket_of
+
+
 def test_given_bins_put_a_duration_on_the_boundary_into_the_lower_bucket() -> None:
     durations_s = np.array([1, 2, 2.5, 9], np.float32)
     bucket_of, longest_s = duration_buckets(durations_s, num_buckets=99, bins_s=[2.0, 5.0, 6.0])

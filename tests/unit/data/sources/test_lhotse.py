@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 from collections import Counter
@@ -76,6 +77,28 @@ def test_every_rank_has_the_same_number_of_batches(corpus: Corpus, world_size: i
     if not drop_last:
         found = {cut.id.split("_")[0] for rank in specs for spec in rank for cut in spec.cuts}
         assert found == {f"0-{i}" for i in range(22)}
+
+
+def test_concurrent_bucketing_is_refused_on_several_ranks(corpus: Corpus) -> None:
+    with pytest.raises(ValueError, match=r"concurrent_bucketing: .* on 2 ranks.* Set concurrent_bucketing=false\."):
+        build_loader(config(corpus, concurrent_bucketing=True), world_size=2)
+    assert sum(len(batch.sample_id or []) for batch in build_loader(config(corpus, concurrent_bucketing=True))) == 22
+
+
+def test_passing_over_old_batches_is_logged_and_reported_to_the_watchdog(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = itertools.count(step=10)  # every look at it takes 10 s
+    monkeypatch.setattr("nest_ssl.data.sources.lhotse.time.monotonic", lambda: float(next(clock)))
+    loader = build_loader(config(corpus))
+    beats: list[None] = []
+    loader.batches.on_skip = lambda: beats.append(None)
+    loader.start_at(0, 5)
+    with caplog.at_level(logging.INFO):
+        next(iter(loader.batches))
+    assert len(beats) == 5
+    passed = [text for text in caplog.messages if "passed over" in text]
+    assert passed == ["resuming epoch 0: passed over 3 of 5 batches; about 20 s left"]
 
 
 def test_epochs_are_shuffled_differently_and_reproducibly(corpus: Corpus) -> None:
