@@ -16,8 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from nest_ssl.config import ExperimentConfig, NestConfig, compose
 from nest_ssl.config.composing import DEFAULT_CONFIG
@@ -27,7 +26,7 @@ from nest_ssl.launch import ranks
 from nest_ssl.run_folder import RunFolder, given_ranks_per_node, ranks_per_node
 from nest_ssl.training import experiment
 from nest_ssl.watchdog.rank import FINISHED, NEEDS_A_PERSON, RESUMABLE, RankFacts
-from nest_ssl.watchdog.system import say, signal_name, stop_signals
+from nest_ssl.watchdog.system import end_before_training, on_stop_signals
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +61,8 @@ def hydra_runner(
         def program() -> None:
             logging.basicConfig(level=logging.INFO, format="%(message)s")
             script = Path(main.__code__.co_filename)
+            if launch:
+                on_stop_signals(end_before_training)
             try:
                 folder, name, overrides = _command_line(sys.argv[1:], script, config_path, config_name)
                 with ranks.as_rank_zero():
@@ -133,20 +134,11 @@ class Outcome:
 def run(cfg: NestConfig, main: Main, command: Command) -> Outcome:
     """Call `main(cfg)` on every rank of the run that `cfg` describes.
 
-    A signal to stop is never the death of this process: launcher and ranks have their own handlers while there is
-    something to save. Before that it ends with 75, which SLURM scripts requeue; after that there is nothing to stop.
+    Once it is over there is nothing left to stop: a signal does not turn a finished run into a failed job.
     """
-    for number in stop_signals():
-        signal.signal(number, _nothing_to_save)
     outcome = _run(cfg, main, command)
-    for number in stop_signals():
-        signal.signal(number, signal.SIG_IGN)
+    on_stop_signals(signal.SIG_IGN)
     return outcome
-
-
-def _nothing_to_save(number: int, frame: FrameType | None) -> NoReturn:
-    say(f"nest-ssl: {signal_name(number)}: stopped; nothing to save before the first step")
-    os._exit(RESUMABLE)
 
 
 def _run(cfg: NestConfig, main: Main, command: Command) -> Outcome:
