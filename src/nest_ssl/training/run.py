@@ -225,12 +225,13 @@ def _launch(cfg: NestConfig, command: Command, per_node: int, folder: RunFolder)
 
 def _train(cfg: NestConfig, main: Main, command: Command, facts: RankFacts, folder: RunFolder) -> int:
     from nest_ssl.launch.attach import attached
-    from nest_ssl.launch.launcher import check_address, check_port
+    from nest_ssl.launch.launcher import check_address, check_port, fork_rank
     from nest_ssl.watchdog.judge.failure import describe
     from nest_ssl.watchdog.rank import RankState
 
-    keep_freed_memory()
     many = facts.world_size > 1
+    task = fork_rank() if many and facts.launcher == "slurm" else None
+    keep_freed_memory()
     os.environ.update(facts.variables() if many else {})
     settings = monitor_settings(cfg, command, folder, facts)
     if cfg.launch.max_restarts and facts.launcher not in ("nest-ssl", "nobody") and facts.rank == 0:
@@ -239,6 +240,9 @@ def _train(cfg: NestConfig, main: Main, command: Command, facts: RankFacts, fold
         for handler in logging.getLogger().handlers:
             handler.setLevel(logging.WARNING)  # rank 0 speaks for all; each rank has its own log file
     with attached(facts, settings, workers_per_rank=worker_slots(cfg), wants_monitor=many) as agent:
+        if task is not None:
+            os.write(task, os.fsencode(agent.beacon.path))
+            os.close(task)
         try:
             if many and facts.launcher in ("slurm", "environment"):
                 check_address(facts.master_addr)
