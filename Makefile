@@ -36,10 +36,10 @@ faults: setup
 	NEST_FAULT_TABLE=$(CURDIR)/build/faults $(BIN)/python -m pytest tests/faults -m 'faults or not faults' --durations=10
 	$(BIN)/python -m tests.faults.write_table build/faults docs
 
-# A real SLURM with two nodes on this machine, about 6 minutes; Debian or Ubuntu, as root.
+# A real SLURM with two nodes on this machine, 6 to 12 minutes; Debian or Ubuntu, as root.
 slurm: setup
 	$(INSTALL) pytest
-	command -v slurmctld munged > /dev/null || (apt-get update -q && apt-get install -y -q --no-install-recommends slurm-wlm munge)
+	command -v slurmctld > /dev/null && command -v munged > /dev/null || (apt-get update -q && apt-get install -y -q --no-install-recommends slurm-wlm munge)
 	$(BIN)/python -m pytest tests/slurm -m slurm --durations=10
 
 # A small NEST on ten minutes of synthetic speech: some minutes on two cores. More options: make pretrain ARGS="trainer.max_steps=2000"

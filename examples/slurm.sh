@@ -25,7 +25,7 @@ set -uo pipefail
 ranks=${RANKS_PER_NODE:-${SLURM_GPUS_ON_NODE:?slurm.sh: no GPU on this node; give --gpus-per-node or RANKS_PER_NODE}}
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export MASTER_ADDR
-export MASTER_PORT=${MASTER_PORT:-$((15000 + SLURM_JOB_ID % 10000 * 2))} # the same on every node; the monitors use the next
+export MASTER_PORT=${MASTER_PORT:-$((15000 + 2 * (SLURM_JOB_ID % 10000)))} # the same on every node; the next port is used too
 
 # Without SLURM_PROCID the task is not mistaken for a rank: it launches the ranks of its node.
 srun --ntasks-per-node=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" \

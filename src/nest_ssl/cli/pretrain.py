@@ -10,6 +10,7 @@ import typer
 
 from nest_ssl.cli.console import make_console, quiet
 from nest_ssl.config.composing import DEFAULT_CONFIG
+from nest_ssl.watchdog.system import end_before_training, on_stop_signals
 
 if TYPE_CHECKING:
     from nest_ssl.config import NestConfig
@@ -26,6 +27,7 @@ def pretrain(
 
     Exit codes: 0 finished, 75 ended but resumable, 1 needs a person.
     """
+    on_stop_signals(end_before_training)  # before the slow imports
     from nest_ssl.config import compose
     from nest_ssl.launch.ranks import as_rank_zero
     from nest_ssl.training import run

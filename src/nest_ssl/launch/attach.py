@@ -7,23 +7,20 @@ import hashlib
 import os
 import secrets
 import shutil
-import signal
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from nest_ssl.launch.launcher import VERDICT_WAIT_S, KeptMonitor, beacon_folder, check_folder, make_beacon_folder
+from nest_ssl.launch.launcher import KeptMonitor, beacon_folder, check_folder, make_beacon_folder
 from nest_ssl.launch.ranks import BEACON_VARIABLE, LAUNCHER_VARIABLE
 from nest_ssl.watchdog.agent import RankAgent
 from nest_ssl.watchdog.beacon import Beacon
 from nest_ssl.watchdog.exchange import job_secret
-from nest_ssl.watchdog.rank import RESUMABLE, RankFacts
+from nest_ssl.watchdog.rank import RankFacts
 from nest_ssl.watchdog.report.status import Settings, write_status
 from nest_ssl.watchdog.rows import Limits, local_rows
-from nest_ssl.watchdog.system import is_alive, stop_signals
+from nest_ssl.watchdog.system import is_alive
 
 JOB_VARIABLES = (
     "TORCHELASTIC_RUN_ID",
@@ -44,7 +41,6 @@ def attached(
         agent.start(parent=int(os.environ[LAUNCHER_VARIABLE]))
         yield agent
         return
-    task = _fork_rank() if facts.launcher == "slurm" and wants_monitor else None
     token = _token(facts)
     folder = beacon_folder(token)
     if facts.local_rank == 0:
@@ -52,9 +48,6 @@ def attached(
         beacon = _create(folder, facts, workers_per_rank)
     else:
         beacon = _wait_for_beacon(folder / "beacon", settings["init_s"])
-    if task is not None:
-        os.write(task, os.fsencode(beacon.path))
-        os.close(task)
     agent = RankAgent(facts, beacon, has_monitor=wants_monitor, saves=settings["saves"])
     if wants_monitor and facts.local_rank == 0:
         monitor = KeptMonitor(
@@ -71,7 +64,7 @@ def attached(
         )
         monitor.start()
         agent.keep_monitor = monitor.keep
-    agent.start(parent=os.getppid() if facts.launcher == "torchrun" or task is not None else 0)
+    agent.start(parent=os.getppid() if facts.launcher == "torchrun" else 0)
     if wants_monitor:
         yield agent
         return
@@ -137,64 +130,3 @@ def _wait_for_beacon(path: Path, timeout_s: float) -> Beacon:
                 return beacon
         time.sleep(0.05)
     raise ValueError(f"local rank 0 on this node did not start within {timeout_s:.0f} s (watchdog.init_s).")
-
-
-# ---- a task of SLURM ----
-
-
-def _fork_rank() -> int | None:
-    """Fork: the child returns and becomes the rank; this process stays SLURM's task, and exits as the job does.
-
-    srun reports the highest exit code of its tasks, and 137 for a killed one. A rank that the kernel or the monitor
-    kills would hide the 75 by which a script knows that it can requeue the job. The child returns a pipe through which
-    it tells where its beacon is; None: this process cannot be forked, and is the rank itself.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    reads, writes = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(reads)
-        if _cuda_was_used():
-            os._exit(0)
-        return writes
-    os.close(writes)
-    beacon: Beacon | None = None
-
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        if beacon is None:
-            os.kill(pid, number)
-        else:
-            beacon.stop_signal = number  # SLURM signals the rank as well: the monitor takes both for one request
-
-    before = {number: signal.signal(number, pass_on) for number in stop_signals()}
-    with os.fdopen(reads, "rb") as pipe:
-        path = os.fsdecode(pipe.read())
-    if path:
-        with contextlib.suppress(OSError, ValueError):  # gone already, with its rank
-            beacon = Beacon(Path(path))
-    _, status = os.waitpid(pid, 0)
-    code = os.waitstatus_to_exitcode(status)
-    if not path and code == 0:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        return None
-    os._exit(_exit_code_of_task(code, beacon))
-
-
-def _exit_code_of_task(code: int, beacon: Beacon | None) -> int:
-    """Return the job's exit code according to the monitor, or else the rank's; one that was killed can be resumed."""
-    deadline = time.monotonic() + (VERDICT_WAIT_S if code < 0 else 0.0)
-    while beacon is not None:
-        if (outcome := beacon.outcome) is not None:
-            return outcome
-        if time.monotonic() >= deadline:
-            break
-        time.sleep(0.05)
-    return RESUMABLE if code < 0 else code
-
-
-def _cuda_was_used() -> bool:
-    """Return whether this forked process may not use CUDA, because the one that it is a copy of did."""
-    torch = sys.modules.get("torch")
-    return torch is not None and bool(torch.cuda._is_in_bad_fork())

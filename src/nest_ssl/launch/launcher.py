@@ -27,7 +27,10 @@ from nest_ssl.watchdog.system import (
     KILLED,
     LESS_MEMORY,
     OomKiller,
+    die_with_parent,
+    end_before_training,
     kill_all,
+    on_stop_signals,
     say,
     shared_memory_folder,
     stop_signals,
@@ -81,6 +84,64 @@ def launch(job: Job) -> int:
         last_fault = fault
         say(f"nest-ssl: restart {attempt + 1} of {job.max_restarts}")
     raise AssertionError("the last attempt returns")
+
+
+def fork_rank() -> int | None:
+    """Fork: the child returns and becomes the rank; this process stays SLURM's task, and exits as the job does.
+
+    srun reports the highest exit code of its tasks, and 137 for a killed one. A rank that the kernel or the monitor
+    kills would hide the 75 by which a script knows that it can requeue the job. The child returns a pipe, into which
+    it writes the path of its beacon; None: this process cannot be forked, and is the rank itself.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    reads, writes = os.pipe()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reads)
+        if _cuda_was_used():
+            os._exit(FINISHED)
+        die_with_parent(parent)
+        return writes
+    os.close(writes)
+    beacon: Beacon | None = None
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        if beacon is None:
+            os.kill(pid, number)
+        else:
+            beacon.stop_signal = number  # SLURM signals the rank as well: the monitor takes both for one request
+
+    on_stop_signals(pass_on)
+    with os.fdopen(reads, "rb") as pipe:
+        path = os.fsdecode(pipe.read())
+    if path:
+        with contextlib.suppress(OSError, ValueError):  # gone already, with its rank
+            beacon = Beacon(Path(path))
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if not path and code == FINISHED:
+        on_stop_signals(end_before_training)
+        return None
+    os._exit(exit_code_of_task(code, beacon))
+
+
+def exit_code_of_task(code: int, beacon: Beacon | None) -> int:
+    """Return the job's exit code according to the monitor, or else the rank's; one that was killed can be resumed."""
+    deadline = time.monotonic() + (VERDICT_WAIT_S if code < 0 else 0.0)
+    while beacon is not None:
+        if (outcome := beacon.outcome) is not None:
+            return outcome
+        if time.monotonic() >= deadline:
+            break
+        time.sleep(POLL_S)
+    return RESUMABLE if code < 0 else code
+
+
+def _cuda_was_used() -> bool:
+    """Return whether this forked process may not use CUDA, because the one that it is a copy of did."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda._is_in_bad_fork())
 
 
 class Attempt:

@@ -16,8 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from nest_ssl.config import ExperimentConfig, NestConfig, compose
 from nest_ssl.config.checks import log_to_terminal, printable
@@ -28,7 +27,7 @@ from nest_ssl.launch import ranks
 from nest_ssl.run_folder import RunFolder, given_ranks_per_node, ranks_per_node
 from nest_ssl.training import experiment
 from nest_ssl.watchdog.rank import FINISHED, NEEDS_A_PERSON, RESUMABLE, RankFacts
-from nest_ssl.watchdog.system import say, signal_name, stop_signals
+from nest_ssl.watchdog.system import end_before_training, on_stop_signals
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +62,8 @@ def hydra_runner(
         def program() -> None:
             log_to_terminal(logging.INFO)
             script = Path(main.__code__.co_filename)
+            if launch:
+                on_stop_signals(end_before_training)
             try:
                 folder, name, overrides = _command_line(sys.argv[1:], script, config_path, config_name)
                 with ranks.as_rank_zero():
@@ -134,20 +135,11 @@ class Outcome:
 def run(cfg: NestConfig, main: Main, command: Command) -> Outcome:
     """Call `main(cfg)` on every rank of the run that `cfg` describes.
 
-    A signal to stop is never the death of this process: launcher and ranks have their own handlers while there is
-    something to save. Before that it ends with 75, which SLURM scripts requeue; after that there is nothing to stop.
+    Once it is over there is nothing left to stop: a signal does not turn a finished run into a failed job.
     """
-    for number in stop_signals():
-        signal.signal(number, _nothing_to_save)
     outcome = _run(cfg, main, command)
-    for number in stop_signals():
-        signal.signal(number, signal.SIG_IGN)
+    on_stop_signals(signal.SIG_IGN)
     return outcome
-
-
-def _nothing_to_save(number: int, frame: FrameType | None) -> NoReturn:
-    say(f"nest-ssl: {signal_name(number)}: stopped; nothing to save before the first step")
-    os._exit(RESUMABLE)
 
 
 def _run(cfg: NestConfig, main: Main, command: Command) -> Outcome:
@@ -234,12 +226,13 @@ def _launch(cfg: NestConfig, command: Command, per_node: int, folder: RunFolder)
 
 def _train(cfg: NestConfig, main: Main, command: Command, facts: RankFacts, folder: RunFolder) -> int:
     from nest_ssl.launch.attach import attached
-    from nest_ssl.launch.launcher import check_address, check_port
+    from nest_ssl.launch.launcher import check_address, check_port, fork_rank
     from nest_ssl.watchdog.judge.failure import describe
     from nest_ssl.watchdog.rank import RankState
 
-    keep_freed_memory()
     many = facts.world_size > 1
+    task = fork_rank() if many and facts.launcher == "slurm" else None
+    keep_freed_memory()
     os.environ.update(facts.variables() if many else {})
     settings = monitor_settings(cfg, command, folder, facts)
     if cfg.launch.max_restarts and facts.launcher not in ("nest-ssl", "nobody") and facts.rank == 0:
@@ -248,6 +241,9 @@ def _train(cfg: NestConfig, main: Main, command: Command, facts: RankFacts, fold
         for handler in logging.getLogger().handlers:
             handler.setLevel(logging.WARNING)  # rank 0 speaks for all; each rank has its own log file
     with attached(facts, settings, workers_per_rank=worker_slots(cfg), wants_monitor=many) as agent:
+        if task is not None:
+            os.write(task, os.fsencode(agent.beacon.path))
+            os.close(task)
         try:
             if many and facts.launcher in ("slurm", "environment"):
                 check_address(facts.master_addr)

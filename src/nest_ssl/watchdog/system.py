@@ -13,9 +13,11 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from types import FrameType
+from typing import Any, NoReturn, TypeVar
 
 from nest_ssl.config.checks import printable
+from nest_ssl.watchdog.rank import RESUMABLE
 
 T = TypeVar("T")
 
@@ -83,6 +85,20 @@ def stop_signals() -> list[signal.Signals]:
     """Return the signals that ask a run to save and exit, without ignored ones: nohup has SIGHUP ignored."""
     known = [getattr(signal, name) for name in ("SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP") if hasattr(signal, name)]
     return [number for number in known if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+def on_stop_signals(handler: signal.Handlers | Callable[[int, FrameType | None], Any]) -> None:
+    for number in stop_signals():
+        signal.signal(number, handler)
+
+
+def end_before_training(number: int, frame: FrameType | None) -> NoReturn:
+    """Handle a signal to stop until launcher and ranks have handlers: with 75, by which schedulers' scripts requeue.
+
+    Reading the configuration takes 1 to 3 s. To die of the signal, as is the default, would be 138 to SLURM.
+    """
+    say(f"nest-ssl: {signal_name(number)}: stopped; nothing to save before the first step")
+    os._exit(RESUMABLE)
 
 
 def shared_memory_folder(least_free_mb: float = 16.0) -> Path:

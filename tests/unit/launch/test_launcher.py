@@ -113,6 +113,39 @@ def test_a_stalled_rank_is_named(tmp_path: Path, behaviour: str, kind: str) -> N
     assert Path(found["evidence"], "stacks", "rank0.txt").is_file()
 
 
+FORKED = """
+import os, signal, sys
+from pathlib import Path
+from nest_ssl.launch.launcher import fork_rank
+from nest_ssl.watchdog.beacon import Beacon
+
+path, outcome, end = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+task = fork_rank()
+beacon = Beacon.create(path, local_ranks=1, first_rank=0, world_size=2, workers_per_rank=1)
+os.write(task, os.fsencode(path))
+os.close(task)
+beacon.outcome = int(outcome) if outcome else None
+if end == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+os._exit(int(end))
+"""
+
+
+@pytest.mark.parametrize(
+    ("outcome", "end", "code"),
+    [("75", "killed", 75), ("1", "killed", 1), ("75", "1", 75), ("", "0", 0), ("", "75", 75), ("", "1", 1)],
+)
+def test_a_task_of_slurm_exits_as_the_job_does_even_if_its_rank_is_killed(
+    tmp_path: Path, outcome: str, end: str, code: int
+) -> None:
+    command = [sys.executable, "-c", FORKED, str(tmp_path / "beacon"), outcome, end]
+    assert subprocess.run(command, check=False, timeout=60).returncode == code
+
+
+def test_a_killed_rank_that_no_monitor_has_judged_counts_as_resumable() -> None:
+    assert launch.exit_code_of_task(-9, None) == 75
+
+
 def test_an_exception_needs_a_person(tmp_path: Path) -> None:
     code, stderr = run(job(tmp_path, "long", "fail"))
     assert code == 1

@@ -11,7 +11,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from nest_ssl.cli.main import app
 from nest_ssl.config import NestConfig, compose
 from nest_ssl.launch import attach
 from nest_ssl.training import run as running
@@ -73,19 +75,20 @@ def test_a_lone_rank_raises_what_would_recur(tmp_path: Path) -> None:
 
 
 def test_a_signal_to_stop_before_training_ends_with_75_and_one_after_it_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """SLURM signals at its own time: a finished run that dies of SIGUSR1 is a failed job."""
     codes: list[int] = []
 
     def train(*args: Any) -> running.Outcome:
-        signal.raise_signal(signal.SIGUSR1)
-        return running.Outcome(0, Path(), speaks=True)
+        signal.raise_signal(signal.SIGUSR1)  # the configuration has been read, and no rank is there yet
+        return running.Outcome(0, Path(), speaks=False)
 
     monkeypatch.setattr(running, "_run", train)
     monkeypatch.setattr("os._exit", codes.append)
-    assert running.run(compose("nest_demo", []), lambda cfg: None, running.Command([], [])).exit_code == 0
+    result = CliRunner().invoke(app, ["pretrain", "--config-name", "nest_demo"])
+    assert result.exit_code == 0
     assert codes == [75]
-    assert "SIGUSR1: stopped; nothing to save before the first step" in capfd.readouterr().err
+    assert "SIGUSR1: stopped; nothing to save before the first step" in result.output
     signal.raise_signal(signal.SIGTERM)
     assert codes == [75]
