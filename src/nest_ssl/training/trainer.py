@@ -420,8 +420,11 @@ class Fit:
         log.error("%s; training goes on without CUDA graphs.", text)
         if self.world.is_first:
             report = {"kind": "graph-mismatch", "step": self.trainer.state.step, "text": text, "time": time.time()}
-            self.folder.incidents.mkdir(parents=True, exist_ok=True)
-            replace_text(self.folder.incidents / f"graphs_step{self.trainer.state.step}.json", json.dumps(report))
+            try:
+                self.folder.incidents.mkdir(parents=True, exist_ok=True)
+                replace_text(self.folder.incidents / f"graphs_step{self.trainer.state.step}.json", json.dumps(report))
+            except OSError as error:
+                log.warning("%s: the report could not be written: %s", self.folder.incidents, error)
 
     def _loader(self, section: str, config: DatasetConfig | None, *, same_every_epoch: bool) -> PlannedLoader:
         assert config is not None
