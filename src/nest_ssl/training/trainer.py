@@ -390,6 +390,7 @@ class Fit:
             forget_after(self.folder.metrics_csv, state.step)
             loop.logged_before = logged_at(self.folder.metrics_csv, state.step - 1)
         if loop.saver is not None:
+            loop.saver.last_is_good = self.trainer.checkpoint == self.folder.last_checkpoint  # it was examined
             loop.saver.reserve(trained)
         if world.is_first and config.enable_model_summary:
             _log_summary(self.model)
