@@ -270,7 +270,6 @@ class Saver:
         if sharded:
             try:
                 with _said_of(path):
-                    self._drop_bad_last(path)
                     write_shards(path, checkpoint, self.world)
                     self._note_saved(path, step)
             except OSError as error:
@@ -294,11 +293,6 @@ class Saver:
                 self._write_nemo(trained, content["state_dict"])
 
         self._begin(Write(content, act, undo))
-
-    def _drop_bad_last(self, path: Path) -> None:
-        """Do not let a damaged folder of shards replace its good predecessor, from which the run has resumed."""
-        if path.name == LAST and not self.last_is_good and self.world.is_first:
-            remove(path)
 
     def _begin(self, write: Write) -> None:
         if self._thread is None:
