@@ -80,8 +80,8 @@ def put_in_place(new: Path, path: Path, *, keeps_before: bool = False) -> None:
     leaves it, complete, under that name.
     """
     before = predecessor(path)
-    remove(before)
     if path.exists():
+        remove(before)
         path.rename(before)
     new.rename(path)
     if not keeps_before:

@@ -122,3 +122,26 @@ def test_a_refused_command_changes_nothing_in_the_folder(corpus: Path, tmp_path:
     with pytest.raises((ValueError, RuntimeError, OSError)):
         run_here([*args, refused, "trainer.max_steps=4"])
     assert content() == before
+
+
+def test_a_run_with_a_damaged_last_checkpoint_resumes_from_the_one_before_to_the_same_losses(
+    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    args = arguments(corpus, tmp_path, "run", "~model.validation_ds", "trainer.max_steps=7")
+    run_folder = run_here(args)
+    whole = losses(run_folder / "metrics.csv")
+    last = run_folder / "checkpoints" / "last.ckpt"
+    data = bytearray(last.read_bytes())
+    weight = torch.load(last, weights_only=True)["state_dict"]["encoder.layers.0.norm_out.weight"]
+    data[data.index(weight.numpy().tobytes())] ^= 1
+    last.write_bytes(data)
+    caplog.set_level("INFO")
+    run_here(args)
+    assert "last.ckpt: is damaged: " in caplog.text
+    assert "resumed at step 6 from last-before.ckpt" in caplog.text
+    assert losses(run_folder / "metrics.csv") == whole
+    assert saved(last)[0] == 7
+    for path in last.parent.glob("*.ckpt"):
+        path.unlink()
+    with pytest.raises(ValueError, match="has saved a checkpoint of step 7, and none can be resumed now"):
+        run_here(args)

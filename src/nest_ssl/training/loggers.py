@@ -56,25 +56,30 @@ class Loggers:
 
     def write(self, metrics: Mapping[str, float], step: int, epoch: int) -> None:
         self.latest |= metrics
-        for logger in self._all:
+        for logger in list(self._all):
             with self._only_warned_of(logger):
                 logger.write({**metrics, "epoch": epoch}, step)
 
     def close(self) -> None:
-        for logger in self._all:
+        for logger in list(self._all):
             with self._only_warned_of(logger):
                 logger.close()
 
     @contextlib.contextmanager
     def _only_warned_of(self, logger: Logger) -> Iterator[None]:
-        """A log that cannot be written is no reason to lose training: warn, once for each logger."""
+        """A log that cannot be written is no reason to lose training: warn, once for each logger.
+
+        `metrics.csv` is tried again at every row. The others are given up: TensorBoard's thread is dead after an error.
+        """
         try:
             yield
         except OSError as error:
             name = type(logger).__name__.lstrip("_")
+            if not isinstance(logger, _Csv):
+                self._all.remove(logger)
             if name not in self._warned:
                 self._warned.add(name)
-                log.warning("%s: %s Training continues; metrics may be missing there.", name, error)
+                log.warning("%s: %s Training continues; metrics will be missing there.", name, error)
 
 
 def check_loggers(exp: ExperimentConfig) -> None:
@@ -212,14 +217,27 @@ class Progress:
         return ", ".join(form.format(latest[name]) for name, form in parts if name in latest)
 
 
+class _LogFile(logging.FileHandler):
+    """A log file that says once that it cannot be written; logging itself would print a traceback for every line."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        logging.getLogger().removeHandler(self)
+        log.warning("%s: cannot be written any more: %s", self.baseFilename, sys.exc_info()[1])
+
+
 @contextlib.contextmanager
 def log_to_file(folder: Path, exp: ExperimentConfig, *, global_rank: int, local_rank: int) -> Iterator[None]:
     """Meanwhile, this rank's log also goes to `log_globalrank-R_localrank-L.txt`, if `exp` wants one of this rank."""
     if (exp.log_global_rank_0_only and global_rank != 0) or (exp.log_local_rank_0_only and local_rank != 0):
         yield
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(folder / f"log_globalrank-{global_rank}_localrank-{local_rank}.txt")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handler = _LogFile(folder / f"log_globalrank-{global_rank}_localrank-{local_rank}.txt")
+    except OSError as error:
+        log.warning("%s: no log of this rank: %s", folder, error)
+        yield
+        return
     handler.setFormatter(PlainFormatter(f"%(asctime)s rank {global_rank} %(levelname)s %(message)s"))
     logging.getLogger().addHandler(handler)
     try:
@@ -229,7 +247,8 @@ def log_to_file(folder: Path, exp: ExperimentConfig, *, global_rank: int, local_
         raise
     finally:
         logging.getLogger().removeHandler(handler)
-        handler.close()
+        with contextlib.suppress(OSError):  # the log has said already that it cannot be written
+            handler.close()
 
 
 @contextlib.contextmanager
@@ -265,10 +284,13 @@ def profiled(kind: str | None, folder: Path, watch: Watch, *, enabled: bool) -> 
             yield
         trace.export_chrome_trace(str(path))
         text = ""
-    if text:
-        with replacing(path) as file:
-            file.write(text.encode())
-    log.info("profile: %s", path)
+    try:
+        if text:
+            with replacing(path) as file:
+                file.write(text.encode())
+        log.info("profile: %s", path)
+    except OSError as error:
+        log.warning("%s: the profile could not be written: %s", path, error)
 
 
 @contextlib.contextmanager

@@ -91,6 +91,8 @@ class Saver:
         self._thread: ThreadPoolExecutor | None = None
         self._writing: list[Write] = []
         self._failures = 0
+        self.last_is_good = False
+        """Whether `last.ckpt` is known to be undamaged: only then does it become the predecessor of the next."""
         self._unsaved: OSError | None = None
         """Why the latest checkpoint could not be written."""
 
@@ -145,20 +147,20 @@ class Saver:
             return False
         best, last, step = self._best_written[1], self.folder.last_checkpoint, state.step
         if self._is_sharded:
-            return self.world.decision_of_first(self.world.is_first and _second_name(best, last))
+            return self.world.decision_of_first(self.world.is_first and _second_name(best, last, keeps_before=False))
         if not self.world.is_first:
             return True
         if not self._writing:
-            return _second_name(best, last)
+            return _second_name(best, last, keeps_before=self.last_is_good)
         written = self._writing[-1]
 
         def act() -> None:
             with _said_of(last):
                 if not written.is_done:
                     raise OSError(f"{best.name} was not written")
-                if not _second_name(best, last):
-                    _write_file(last, written.content)
-                self._note_saved(step)
+                if not _second_name(best, last, keeps_before=self.last_is_good):
+                    _write_file(last, written.content, keeps_before=self.last_is_good)
+                self._note_saved(last, step)
 
         self._begin(Write(written.content, act, lambda: None))
         return True
@@ -269,7 +271,7 @@ class Saver:
             try:
                 with _said_of(path):
                     write_shards(path, checkpoint, self.world)
-                    self._note_saved(step)
+                    self._note_saved(path, step)
             except OSError as error:
                 self._note_failure(error, undo)
                 return
@@ -284,8 +286,8 @@ class Saver:
         def act() -> None:
             with _said_of(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                _write_file(path, content)
-                self._note_saved(step)
+                _write_file(path, content, keeps_before=path.name == LAST and self.last_is_good)
+                self._note_saved(path, step)
             then()
             if with_nemo:
                 self._write_nemo(trained, content["state_dict"])
@@ -298,7 +300,9 @@ class Saver:
         write.future = self._thread.submit(write.run)
         self._writing.append(write)
 
-    def _note_saved(self, step: int) -> None:
+    def _note_saved(self, path: Path, step: int) -> None:
+        if path.name == LAST:
+            self.last_is_good = True
         if self.world.is_first:
             self.folder.path.mkdir(parents=True, exist_ok=True)
             replace_text(self.folder.saved, f"step {step}\n", sync=False)
@@ -324,8 +328,9 @@ class Saver:
         undo()
         if self._failures >= MOST_FAILURES:
             raise OSError(f"{error} It was tried {self._failures} times.") from error
-        if isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.ENOSPC and self.world.is_first:
-            remove(predecessor(self.folder.last_checkpoint))  # last.ckpt itself is there
+        is_full = isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.ENOSPC
+        if is_full and self.last_is_good and self.world.is_first:
+            remove(predecessor(self.folder.last_checkpoint))  # makes room
         self._saved_at_s = time.monotonic() - self.every_s + RETRY_AFTER_S  # rank 0's clock counts
         log.warning("%s Training continues; saving is tried again within %.0f s.", error, RETRY_AFTER_S)
 
@@ -440,11 +445,10 @@ def _said_of(path: Path) -> Iterator[None]:
         raise OSError(f"{path}: the checkpoint could not be written: {_why(error, folder)}") from error
 
 
-def _write_file(path: Path, checkpoint: dict[str, Any]) -> None:
+def _write_file(path: Path, checkpoint: dict[str, Any], *, keeps_before: bool) -> None:
     """Write a checkpoint, which may take the place of a folder of shards, or of something that is no checkpoint."""
     if path.exists() and not path.is_file() and not path.is_dir():
         path.unlink()  # a pipe would be written to, and wait for a reader
-    keeps_before = path.name == LAST
     target = path.with_name(f".{path.name}.tmp") if path.is_dir() else path
     with replacing(target) as file:
         torch.save(checkpoint, file)
@@ -454,8 +458,8 @@ def _write_file(path: Path, checkpoint: dict[str, Any]) -> None:
         put_in_place(target, path, keeps_before=keeps_before)
 
 
-def _second_name(best: Path, last: Path) -> bool:
-    if last.is_file() and not last.samefile(best):
+def _second_name(best: Path, last: Path, *, keeps_before: bool) -> bool:
+    if keeps_before and last.is_file() and not last.samefile(best):
         give_second_name(last, predecessor(last))
     return give_second_name(best, last)
 

@@ -414,6 +414,7 @@ class Fit:
             forget_after(self.folder.metrics_csv, state.step)
             loop.logged_before = logged_at(self.folder.metrics_csv, state.step - 1)
         if loop.saver is not None:
+            loop.saver.last_is_good = self.trainer.checkpoint == self.folder.last_checkpoint  # it was examined
             loop.saver.reserve(trained)
         if world.is_first and config.enable_model_summary:
             _log_summary(self.model)
@@ -444,8 +445,11 @@ class Fit:
         log.error("%s; training goes on without CUDA graphs.", text)
         if self.world.is_first:
             report = {"kind": "graph-mismatch", "step": self.trainer.state.step, "text": text, "time": time.time()}
-            self.folder.incidents.mkdir(parents=True, exist_ok=True)
-            replace_text(self.folder.incidents / f"graphs_step{self.trainer.state.step}.json", json.dumps(report))
+            try:
+                self.folder.incidents.mkdir(parents=True, exist_ok=True)
+                replace_text(self.folder.incidents / f"graphs_step{self.trainer.state.step}.json", json.dumps(report))
+            except OSError as error:
+                log.warning("%s: the report could not be written: %s", self.folder.incidents, error)
 
     def _loader(self, section: str, config: DatasetConfig | None, *, same_every_epoch: bool) -> PlannedLoader:
         assert config is not None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from nest_ssl.config import ExperimentConfig
 from nest_ssl.run_folder import RunFolder, read_rows
-from nest_ssl.training.loggers import Loggers, Progress, check_loggers
+from nest_ssl.training.loggers import Loggers, Progress, _LogFile, check_loggers, log_to_file
 
 
 def loggers(path: Path, *, enabled: bool = True) -> Loggers:
@@ -50,3 +52,37 @@ def test_a_log_that_cannot_be_written_is_one_warning(tmp_path: Path, caplog: pyt
     assert ours.latest == {"val_loss": 1.5}
     assert caplog.text.count("metrics.csv: cannot be written: Is a directory") == 1
     assert "Training continues" in caplog.text
+
+
+def test_another_logger_that_fails_is_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Failing:
+        calls = 0
+
+        def write(self, metrics: Mapping[str, float], step: int) -> None:
+            self.calls += 1
+            raise OSError("No space left on device.")
+
+        def close(self) -> None:
+            raise AssertionError("would wait for a thread that is dead")
+
+    ours, failing = loggers(tmp_path), Failing()
+    ours._all.insert(0, failing)
+    for step in range(3):
+        ours.write({"val_loss": 1.5}, step, 0)
+    ours.close()
+    assert failing.calls == 1
+    assert "Failing: No space left on device. Training continues" in caplog.text
+    assert len(read_rows(tmp_path / "metrics.csv")) == 3
+
+
+def test_a_log_file_that_cannot_be_written_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    exp = ExperimentConfig()
+    with log_to_file(tmp_path / "run", exp, global_rank=0, local_rank=0):
+        handler = next(one for one in logging.getLogger().handlers if isinstance(one, _LogFile))
+        handler.setStream(Path("/dev/full").open("w"))  # noqa: SIM115 - the handler closes it
+        for _ in range(3):
+            logging.getLogger("x").warning("a line")
+    assert caplog.text.count("cannot be written any more: [Errno 28] No space left on device") == 1
+    (tmp_path / "file").touch()
+    with log_to_file(tmp_path / "file", exp, global_rank=0, local_rank=0):
+        assert "no log of this rank" in caplog.text

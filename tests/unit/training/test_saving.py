@@ -311,3 +311,19 @@ def test_a_copy_of_gpu_tensors_is_pinned_and_complete() -> None:
     assert torch.equal(copy["a"], wanted[0])
     assert torch.equal(copy["b"][0], wanted[1])
     assert copy["a"].device.type == "cpu"
+
+
+def test_a_damaged_last_checkpoint_does_not_replace_its_predecessor(
+    tmp_path: Path, weights: torch.Tensor, disk: Disk
+) -> None:
+    ours = saver(tmp_path)
+    ours.folder.checkpoints.mkdir()
+    ours.folder.last_checkpoint.write_bytes(b"damaged")
+    before = ours.folder.checkpoints / "last-before.ckpt"
+    before.write_bytes(b"good, and resumed from")
+    disk.fails = 1
+    for step in (1, 2):
+        ours.save_last(TrainState(step=step), TRAINED)
+        ours.wait()
+        assert before.read_bytes() == b"good, and resumed from"
+    assert read(ours.folder.last_checkpoint) == 0.0
