@@ -86,6 +86,30 @@ class EarlyStopping:
         self.best, self.last, self.wait_count = state["best"], state["last"], int(state["wait_count"])
 
 
+class MaskRate:
+    """Ends a run in which nothing is masked: its loss of 0 would be the best for ever, and nothing is learned."""
+
+    MOST_STEPS, MOST_ROWS = 50, 5
+    """It ends after this many steps, and logged values, without a masked token."""
+
+    def __init__(self) -> None:
+        self._since: int | None = None
+        self._rows = 0
+
+    def look(self, rate: float, step: int) -> None:
+        """Take the share of masked tokens that was logged at `step`."""
+        if rate > 0 or math.isnan(rate):
+            self._since, self._rows = None, 0
+            return
+        self._since = step if self._since is None else self._since
+        self._rows += 1
+        if step - self._since >= self.MOST_STEPS and self._rows >= self.MOST_ROWS:
+            raise ValueError(
+                f"step {step}: no token was masked since step {self._since}, so nothing is learned. Raise "
+                f"model.masking.mask_prob or block_size, lower model.loss.mask_threshold, or use longer utterances."
+            )
+
+
 @dataclass
 class TimeLimits:
     """`trainer.max_time`, over all parts of a run, and `exp_manager.max_time_per_run`, over this one."""
