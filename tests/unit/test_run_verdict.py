@@ -32,7 +32,15 @@ def test_the_verdict_follows_the_numbers(tmp_path: Path, loss: float, accuracy: 
         tmp_path / "metrics.csv",
         [{"step": 0, "train_loss": loss, "accuracy": accuracy, "most_frequent_token": 0.05}],
     )
-    assert judge(read_metrics(tmp_path / "metrics.csv"), 256, None).headline == headline
+    verdict = judge(read_metrics(tmp_path / "metrics.csv"), 256, None)
+    assert verdict.headline == headline
+    assert verdict.sentences[-1].startswith("Next: ")
+
+
+def test_with_many_codes_the_next_step_is_fewer_of_them(tmp_path: Path) -> None:
+    row = {"step": 0, "train_loss": 5.0, "accuracy": 0.03, "most_frequent_token": 0.05}
+    write_metrics(tmp_path / "metrics.csv", [row])
+    assert "model.num_classes=256" in judge(read_metrics(tmp_path / "metrics.csv"), 8192, None).sentences[-1]
 
 
 @pytest.mark.parametrize(
