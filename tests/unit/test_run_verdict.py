@@ -84,7 +84,7 @@ def test_the_terminal_gets_the_figures_of_the_verdict(tmp_path: Path) -> None:
     table = [{"step": step, "train_loss": 4.0 - step / 100, "accuracy": 0.5} for step in range(30)]
     write_metrics(path, [row | {"most_frequent_token": 0.25} for row in table])
     metrics = read_metrics(path)
-    first, loss, accuracy = summary_lines(metrics, judge(metrics, 64))
+    first, loss, accuracy, _ = summary_lines(metrics, judge(metrics, 64))
     assert first == "after 30 steps: The model has learned to predict masked tokens."
     mean = sum(row["train_loss"] for row in table[-10:]) / 10
     assert loss.startswith(f"The training loss is {mean:.3f} (mean of the last 10 logged steps; ")
