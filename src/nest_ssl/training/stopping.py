@@ -75,7 +75,7 @@ class EarlyStopping:
             threshold = config.divergence_threshold
             if threshold is not None and self._is_better(threshold, value):
                 return f"{config.monitor} {value:.4f} is beyond divergence_threshold {threshold}"
-        if self.wait_count >= config.patience:
+        if self.wait_count >= max(config.patience, 1):  # 0: at the first value that is no better, as Lightning does
             return f"{config.monitor} has not improved on {self.best} for {self.wait_count} checks (patience)"
         return None
 

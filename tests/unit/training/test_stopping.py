@@ -84,3 +84,10 @@ def test_a_masked_token_now_and_then_is_enough() -> None:
     rate = MaskRate()
     for step in range(10, 1000, 10):
         rate.look(0.001 if step % 50 == 0 else 0.0, step)
+
+
+def test_a_patience_of_0_ends_the_run_at_the_first_value_that_is_no_better() -> None:
+    stopping = EarlyStopping(EarlyStoppingConfig(patience=0), has_validation=True)
+    assert stopping.look(2.0) is None
+    assert stopping.look(1.0) is None
+    assert stopping.look(1.0) is not None
