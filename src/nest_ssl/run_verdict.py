@@ -259,14 +259,21 @@ def judge(
     compared = _evaluated(evaluated, audio) if evaluated and evaluated.num_masked else _logged(metrics)
     sentences += [compared.sentence] if compared else []
     if loss is None and compared is None:
-        return Verdict(Outcome.UNDECIDED, "Nothing to judge yet", ["No loss has been logged."])
+        longer = "Next: train longer, or lower trainer.log_every_n_steps."
+        return Verdict(Outcome.UNDECIDED, "Nothing to judge yet", ["No loss has been logged.", longer])
     if loss is not None and num_classes is not None and loss >= math.log(num_classes):
+        sentences.append("Next: train longer (trainer.max_steps); if it stays so, try another model.optim.lr.")
         return Verdict(Outcome.FAILED, "No better than uniform guessing so far", sentences)
     if compared is None:
+        sentences.append("Next: train longer, and give a model.validation_ds to compare with.")
         return Verdict(Outcome.UNDECIDED, "The loss is lower than that of uniform guessing", sentences)
     if compared.is_better:
+        sentences.append("Next: 'nest-ssl probe' tells what its features are good for; 'nest-ssl extract' writes them.")
         return Verdict(Outcome.LEARNED, "The model has learned to predict masked tokens", sentences)
     surely = "clearly " if compared.accuracy > compared.most_frequent else ""
+    many_codes = num_classes is not None and num_classes > 1024
+    fewer = ", or with few hours of audio use fewer codes (model.num_classes=256)" if many_codes else ""
+    sentences.append(f"Next: train longer (trainer.max_steps){fewer}.")
     return Verdict(Outcome.UNDECIDED, f"The model does not {surely}beat the most frequent code yet", sentences)
 
 

@@ -32,7 +32,15 @@ def test_the_verdict_follows_the_numbers(tmp_path: Path, loss: float, accuracy: 
         tmp_path / "metrics.csv",
         [{"step": 0, "train_loss": loss, "accuracy": accuracy, "most_frequent_token": 0.05}],
     )
-    assert judge(read_metrics(tmp_path / "metrics.csv"), 256, None).headline == headline
+    verdict = judge(read_metrics(tmp_path / "metrics.csv"), 256, None)
+    assert verdict.headline == headline
+    assert verdict.sentences[-1].startswith("Next: ")
+
+
+def test_with_many_codes_the_next_step_is_fewer_of_them(tmp_path: Path) -> None:
+    row = {"step": 0, "train_loss": 5.0, "accuracy": 0.03, "most_frequent_token": 0.05}
+    write_metrics(tmp_path / "metrics.csv", [row])
+    assert "model.num_classes=256" in judge(read_metrics(tmp_path / "metrics.csv"), 8192, None).sentences[-1]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +84,7 @@ def test_the_terminal_gets_the_figures_of_the_verdict(tmp_path: Path) -> None:
     table = [{"step": step, "train_loss": 4.0 - step / 100, "accuracy": 0.5} for step in range(30)]
     write_metrics(path, [row | {"most_frequent_token": 0.25} for row in table])
     metrics = read_metrics(path)
-    first, loss, accuracy = summary_lines(metrics, judge(metrics, 64))
+    first, loss, accuracy, _ = summary_lines(metrics, judge(metrics, 64))
     assert first == "after 30 steps: The model has learned to predict masked tokens."
     mean = sum(row["train_loss"] for row in table[-10:]) / 10
     assert loss.startswith(f"The training loss is {mean:.3f} (mean of the last 10 logged steps; ")

@@ -29,7 +29,7 @@ def make_console() -> Console:
 class PlainConsole(Console):
     """A console that writes out escape codes in names; its own colours stay."""
 
-    def render_str(self, text: str, **options: Any) -> Text:  # type: ignore[override]
+    def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(printable(text), **options)
 
 

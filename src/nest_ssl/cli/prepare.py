@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -10,9 +11,13 @@ from typing import Annotated
 import typer
 
 from nest_ssl.cli.console import say, show_progress
+from nest_ssl.data.manifest.read import Manifest
 from nest_ssl.prepare.ledger import Progress, bad_path
 from nest_ssl.prepare.manifest import Job, Split, count_entries, merge_jobs, part_path, prepare_manifest, split_manifest
 from nest_ssl.prepare.shards import join_shard_manifests, write_shards
+
+DEFAULT_LIMITS_S = (1.0, 60.0)
+"""`min_duration` and `max_duration` of the default configuration."""
 
 
 class Check(StrEnum):
@@ -82,6 +87,10 @@ def _measure(
     say(f"{name}: {progress.num_good:,} utterances, {progress.duration_s / 3600:,.2f} h")
     if progress.num_bad:
         say(f"{bad_path(output) if job is None else name}: {progress.num_bad:,} bad files, with reasons")
+    if job is None and progress.num_good:
+        limits = Manifest([str(output)], min_duration_s=DEFAULT_LIMITS_S[0], max_duration_s=DEFAULT_LIMITS_S[1])
+        if outside := limits.outside_limits():
+            say(f"warning: {output}: {outside}", file=sys.stderr)
     if progress.num_good == 0 and job is None:
         raise ValueError(f"{source}: contains no usable audio. {bad_path(output)} has the reasons.")
 

@@ -236,6 +236,6 @@ def duration_s(key: str, value: str | dict[str, Any]) -> float:
         total_s = timedelta(**value).total_seconds()
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{key}: {short(value)} is not a duration: {error}.") from error
-    if total_s <= 0:
-        raise ValueError(f"{key}: {value!r} is not longer than 0 seconds.")
+    if total_s < 0:
+        raise ValueError(f"{key}: {value!r} is less than 0 seconds.")
     return total_s

@@ -81,6 +81,9 @@ def build_loader(
             log.info("%s", describe_unread(plan, sources))
         dataset = PlannedBatches(sources, _build_maker(config, seed, on_read, mix))
         sampler = PlanSampler(plan, rank, same_every_epoch=same_every_epoch)
+        for source in sources if rank == 0 else []:
+            if isinstance(source, ManifestDataset) and (outside := source.manifest.outside_limits()):
+                log.warning("%s: %s", source.name, outside)
     if rank == 0 and (world_size > 1 or sampler.shapes()):
         log.info("%s", describe_shapes(config, sampler))
     prefetch = Prefetch(

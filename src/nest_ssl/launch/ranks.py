@@ -30,21 +30,30 @@ def from_environment(env: Mapping[str, str], devices: int) -> RankFacts | None:
     return None
 
 
+def number_in(env: Mapping[str, str], name: str, default: int = 0) -> int:
+    """Return the number in an environment variable; ports and ranks that cannot be are refused with its name."""
+    text = env.get(name, str(default))
+    most = 65_534 if name == "MASTER_PORT" else 10**7  # the port after it is the monitors'
+    if not (text.isascii() and text.strip().isdigit() and int(text) <= most):
+        raise ValueError(f"{name}={text!r}: not a number from 0 to {most}. Set it to one, or unset it.")
+    return int(text)
+
+
 def _from_torchrun(env: Mapping[str, str], devices: int) -> RankFacts:
-    rank, world_size = int(env["RANK"]), int(env["WORLD_SIZE"])
-    local_world_size = int(env.get("LOCAL_WORLD_SIZE", min(devices, world_size)))
+    rank, world_size = number_in(env, "RANK"), number_in(env, "WORLD_SIZE")
+    local_world_size = number_in(env, "LOCAL_WORLD_SIZE", min(devices, world_size))
     launcher = "nest-ssl" if BEACON_VARIABLE in env else "torchrun" if "TORCHELASTIC_RUN_ID" in env else "environment"
     if world_size > 1 and "MASTER_PORT" not in env:
         raise ValueError("WORLD_SIZE is set and MASTER_PORT is not: set MASTER_ADDR and MASTER_PORT on every rank.")
     return RankFacts(
         rank=rank,
-        local_rank=int(env.get("LOCAL_RANK", rank % local_world_size)),
+        local_rank=number_in(env, "LOCAL_RANK", rank % local_world_size),
         world_size=world_size,
         local_world_size=local_world_size,
         node=int(env.get("GROUP_RANK", env.get("NODE_RANK", rank // local_world_size))),
         launcher=launcher,
         master_addr=env.get("MASTER_ADDR", "127.0.0.1"),
-        master_port=int(env.get("MASTER_PORT", DEFAULT_PORT)),
+        master_port=number_in(env, "MASTER_PORT", DEFAULT_PORT),
     )
 
 
@@ -60,9 +69,8 @@ def _from_slurm(env: Mapping[str, str]) -> RankFacts:
         node=node,
         launcher="slurm",
         master_addr=env.get("MASTER_ADDR") or first_host(env.get("SLURM_STEP_NODELIST", env.get("SLURM_NODELIST", ""))),
-        master_port=int(
-            env.get("MASTER_PORT", 15_000 + 2 * (job % 10_000))
-        ),  # the same on every node; monitors use the next
+        # The same on every node; monitors use the next.
+        master_port=number_in(env, "MASTER_PORT", 15_000 + 2 * (job % 10_000)),
     )
 
 

@@ -37,7 +37,7 @@ from nest_ssl.training.parallel import FirstRanksClock, World, batch_statistics
 from nest_ssl.training.saving import Saver
 from nest_ssl.training.state import Trained, TrainState
 from nest_ssl.training.step import LookBack, TrainStep
-from nest_ssl.training.stopping import OF_TRAINING, EarlyStopping, TimeLimits
+from nest_ssl.training.stopping import OF_TRAINING, EarlyStopping, MaskRate, TimeLimits
 from nest_ssl.training.validation import LeftEarlyError, Validation
 from nest_ssl.training.watching import Stopped, Watch
 from nest_ssl.watchdog.rank import Stage
@@ -165,6 +165,7 @@ class Loop:
     def __post_init__(self) -> None:
         self.throughput = Throughput(self.trained.model.cfg.sample_rate)
         self.clock = FirstRanksClock(self.world)
+        self.mask_rate = MaskRate()
         self.look_back = LookBack(self.trained.model, self.step.results, self.world.rank)
         self.step.means = self.state.means
         self.log_every = self.config.log_every_n_steps or 50
@@ -289,6 +290,7 @@ class Loop:
         if not is_logged:
             return
         metrics = {**_read(self._last), "learning_rate": float(rate_now)}
+        self.mask_rate.look(metrics["mask_rate"], self.state.step)
         speed = {name: float(np.float32(value)) for name, value in self.throughput.report().items()}
         if not self.exp.log_step_timing:
             del speed["train_step_timing"]

@@ -58,7 +58,10 @@ def build_optimizer(model: nn.Module, cfg: OptimConfig, *, loss_is_scaled: bool 
         fits = all(p.device.type in ("cpu", "cuda") and p.is_floating_point() for p in parameters)
         options["fused"] = fits and not loss_is_scaled
     make = optimizers.find(cfg.name, OPTIMIZER_CLASSES) or OPTIMIZER_CLASSES[cfg.name]
-    optimizer: Optimizer = make(groups, lr=cfg.lr, **options)
+    try:
+        optimizer: Optimizer = make(groups, lr=cfg.lr, **options)
+    except TypeError as error:
+        raise ValueError(f"model.optim.extra: '{cfg.name}' does not take these arguments: {error}.") from error
     return optimizer
 
 

@@ -197,7 +197,7 @@ def _launch(cfg: NestConfig, command: Command, per_node: int, folder: RunFolder)
     from nest_ssl.launch.launcher import Job, check_address, check_port, launch
 
     num_nodes = cfg.trainer.num_nodes
-    node, port = int(os.environ.get("NODE_RANK", "0")), os.environ.get("MASTER_PORT")
+    node, port = ranks.number_in(os.environ, "NODE_RANK", 0), os.environ.get("MASTER_PORT")
     if num_nodes > 1 and (port is None or "MASTER_ADDR" not in os.environ or "NODE_RANK" not in os.environ):
         raise ValueError(
             f"trainer.num_nodes={num_nodes}: start this command on every node with MASTER_ADDR, MASTER_PORT and "
@@ -205,17 +205,18 @@ def _launch(cfg: NestConfig, command: Command, per_node: int, folder: RunFolder)
         )
     address = os.environ["MASTER_ADDR"] if num_nodes > 1 else "127.0.0.1"
     check_address(address)
+    given_port = ranks.number_in(os.environ, "MASTER_PORT", 0)
     if port is not None and node == 0:
-        check_port(int(port))
+        check_port(given_port)
         if num_nodes > 1:
-            check_port(int(port) + 1)  # the monitors'
+            check_port(given_port + 1)  # the monitors'
     job = Job(
         command=[*command.program, *command.arguments],
         local_ranks=per_node,
         num_nodes=num_nodes,
         node=node,
         master_addr=address,
-        master_port=None if port is None else int(port),
+        master_port=None if port is None else given_port,
         workers_per_rank=worker_slots(cfg),
         settings=monitor_settings(cfg, command, folder, None),
         resume_arguments=resume_overrides(cfg, folder.path),

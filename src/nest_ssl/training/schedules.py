@@ -219,11 +219,14 @@ def build_schedule(optimizer: Optimizer, cfg: ScheduleConfig, max_steps: int | N
     """The schedule of the `optim.sched:` section; `max_steps` is the trainer's, for where the section has none."""
     trainer_steps = max_steps if max_steps is not None and max_steps > 0 else None
     make = schedules.find(cfg.name, SCHEDULE_CLASSES) or SCHEDULE_CLASSES[cfg.name]
-    schedule: Schedule = make(
-        optimizer,
-        max_steps=cfg.max_steps if cfg.max_steps is not None else trainer_steps,
-        min_lr=cfg.min_lr,
-        last_epoch=cfg.last_epoch,
-        **cfg.options(),
-    )
+    try:
+        schedule: Schedule = make(
+            optimizer,
+            max_steps=cfg.max_steps if cfg.max_steps is not None else trainer_steps,
+            min_lr=cfg.min_lr,
+            last_epoch=cfg.last_epoch,
+            **cfg.options(),
+        )
+    except TypeError as error:
+        raise ValueError(f"model.optim.sched.extra: '{cfg.name}' does not take these arguments: {error}.") from error
     return schedule

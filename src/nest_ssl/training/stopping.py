@@ -75,7 +75,7 @@ class EarlyStopping:
             threshold = config.divergence_threshold
             if threshold is not None and self._is_better(threshold, value):
                 return f"{config.monitor} {value:.4f} is beyond divergence_threshold {threshold}"
-        if self.wait_count >= config.patience:
+        if self.wait_count >= max(config.patience, 1):  # 0: at the first value that is no better, as Lightning does
             return f"{config.monitor} has not improved on {self.best} for {self.wait_count} checks (patience)"
         return None
 
@@ -84,6 +84,30 @@ class EarlyStopping:
 
     def resume(self, state: dict[str, Any]) -> None:
         self.best, self.last, self.wait_count = state["best"], state["last"], int(state["wait_count"])
+
+
+class MaskRate:
+    """Ends a run in which nothing is masked: its loss of 0 would be the best for ever, and nothing is learned."""
+
+    MOST_STEPS, MOST_ROWS = 50, 5
+    """It ends after this many steps, and logged values, without a masked token."""
+
+    def __init__(self) -> None:
+        self._since: int | None = None
+        self._rows = 0
+
+    def look(self, rate: float, step: int) -> None:
+        """Take the share of masked tokens that was logged at `step`."""
+        if rate > 0 or math.isnan(rate):
+            self._since, self._rows = None, 0
+            return
+        self._since = step if self._since is None else self._since
+        self._rows += 1
+        if step - self._since >= self.MOST_STEPS and self._rows >= self.MOST_ROWS:
+            raise ValueError(
+                f"step {step}: no token was masked since step {self._since}, so nothing is learned. Raise "
+                f"model.masking.mask_prob or block_size, lower model.loss.mask_threshold, or use longer utterances."
+            )
 
 
 @dataclass

@@ -84,7 +84,7 @@ def test_the_verdict_for_the_terminal_is_that_of_the_page(tmp_path: Path) -> Non
     report = make_report(make_run(tmp_path))
     text = html.unescape(report.path.read_text(encoding="utf-8"))
     assert f"<h2>{report.verdict.headline}</h2>" in text
-    assert len(report.verdict.sentences) == 2
+    assert len(report.verdict.sentences) == 3
     for sentence in report.verdict.sentences:
         assert f"<p>{sentence}</p>" in text
 

@@ -13,6 +13,7 @@ from torch import nn
 from nest_ssl.config import OptimConfig, ScheduleConfig
 from nest_ssl.config.optim import OPTIMIZERS
 from nest_ssl.nemo_file import nemo_config
+from nest_ssl.plugins import optimizers
 from nest_ssl.training.optimizers import OPTIMIZER_CLASSES, build_optimizer, check_resumable, parameter_groups
 from nest_ssl.training.sharding import load_optimizer_state
 from tests.helpers import tiny_model
@@ -129,6 +130,7 @@ def test_adamw_is_fused_by_default(device: str) -> None:
         ({"betas": [0.9, 1.0]}, "not a probability below 1"),
         ({"weight_decay": -1.0}, "optim.weight_decay: -1.0 is less than 0"),
         ({"name": "sgd", "nesterov": True}, "needs a momentum"),
+        ({"extra": {"beta3": 1}}, "optim.extra: adamw has no 'beta3'. Only registered names take extra"),
         ({"name": "rprop", "no_decay_on_norms_and_biases": True}, "rprop has no weight decay"),
     ],
 )
@@ -192,3 +194,9 @@ def test_an_optimizer_that_cannot_use_the_state_of_the_checkpoint_is_refused_wit
 
 def test_adam_continues_with_the_state_of_adamw() -> None:
     check_resumable(OptimConfig(name="adam"), stepped(OptimConfig(name="adamw")), Path("last.ckpt"))
+
+
+def test_a_registered_optimizer_that_does_not_take_an_argument_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(optimizers._things, "mine", torch.optim.SGD)
+    with pytest.raises(ValueError, match="model.optim.extra: 'mine' does not take these arguments.*beta3"):
+        build_optimizer(nn.Linear(2, 2), OptimConfig(name="mine", extra={"beta3": 1}))

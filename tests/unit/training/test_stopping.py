@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from nest_ssl.config.training import EarlyStoppingConfig
-from nest_ssl.training.stopping import EarlyStopping, TimeLimits
+from nest_ssl.training.stopping import EarlyStopping, MaskRate, TimeLimits
 
 
 def early(**options: Any) -> EarlyStopping:
@@ -70,3 +70,24 @@ def test_the_whole_time_counts_earlier_parts_and_the_time_per_run_does_not() -> 
     limits.earlier_s = 100.0
     assert "trainer.max_time of 100 s is over" in (limits.reason() or "")
     assert "max_time_per_run of 0 s is over" in (TimeLimits(None, 0.0).reason() or "")
+
+
+def test_a_run_in_which_nothing_is_masked_ends() -> None:
+    rate = MaskRate()
+    for step in range(10, 60, 10):
+        rate.look(0.0, step)
+    with pytest.raises(ValueError, match="step 60: no token was masked since step 10.*model.masking.mask_prob"):
+        rate.look(0.0, 60)
+
+
+def test_a_masked_token_now_and_then_is_enough() -> None:
+    rate = MaskRate()
+    for step in range(10, 1000, 10):
+        rate.look(0.001 if step % 50 == 0 else 0.0, step)
+
+
+def test_a_patience_of_0_ends_the_run_at_the_first_value_that_is_no_better() -> None:
+    stopping = EarlyStopping(EarlyStoppingConfig(patience=0), has_validation=True)
+    assert stopping.look(2.0) is None
+    assert stopping.look(1.0) is None
+    assert stopping.look(1.0) is not None

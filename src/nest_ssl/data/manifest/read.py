@@ -50,6 +50,10 @@ class Utterance:
     """Counted from 1."""
 
 
+MOST_OUTSIDE = 0.05
+"""Share of the audio that duration limits may leave out without a warning."""
+
+
 class Manifest(Sequence[Utterance]):
     """The utterances of one or several manifest files, in order, after the duration filters.
 
@@ -98,6 +102,24 @@ class Manifest(Sequence[Utterance]):
         if self.max_utterances is not None:
             kept[np.flatnonzero(kept)[self.max_utterances :]] = False
         return kept
+
+    def outside_limits(self) -> str:
+        """Return what to say when the duration limits leave out more than 5 % of the audio; else nothing."""
+        total_s = lost_s = 0.0
+        longest = np.inf if self.max_duration_s is None else self.max_duration_s
+        for index in self._indexes:
+            durations_s = np.nan_to_num(index.durations_s.astype(np.float64))
+            outside = (durations_s < (self.min_duration_s or 0.0)) | (durations_s > longest)
+            total_s += float(durations_s.sum())
+            lost_s += float(durations_s[outside].sum())
+        if lost_s <= MOST_OUTSIDE * total_s:
+            return ""
+        limits = f"{self.min_duration_s or 0:g} to {longest:g} s"
+        return (
+            f"{lost_s / 3600:,.2f} of {total_s / 3600:,.2f} h ({lost_s / total_s:.1%}) are in files outside the "
+            f"duration limits of training ({limits}) and left out. Cut long files into pieces, give lines "
+            f"an 'offset' and a 'duration', or change model.train_ds.min_duration and max_duration."
+        )
 
     @property
     def num_lines(self) -> int:

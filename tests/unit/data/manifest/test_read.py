@@ -358,3 +358,13 @@ def test_an_error_lets_the_next_one_in(files: KeptOpen[Opened]) -> None:
     with pytest.raises(KeyError), files.file("a"):
         raise KeyError
     assert use(files, "a") == "a"
+
+
+def test_audio_outside_the_duration_limits_is_reported_above_five_percent(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    lines = [{"audio_filepath": f"{n}.wav", "duration": 7200.0 if n == 0 else 30.0} for n in range(5)]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    words = Manifest([str(path)], min_duration_s=1.0, max_duration_s=60.0).outside_limits()
+    assert words.startswith("2.00 of 2.03 h (98.4%) are in files outside the duration limits of training (1 to 60 s)")
+    assert Manifest([str(path)], min_duration_s=1.0, max_duration_s=9000.0).outside_limits() == ""
+    assert Manifest([str(path)]).outside_limits() == ""
