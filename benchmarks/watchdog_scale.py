@@ -36,7 +36,7 @@ from nest_ssl.watchdog.report.status import Settings
 from nest_ssl.watchdog.rows import RankRow, WorkerRow
 
 RANKS = 8
-CALLS = 2000
+CALLS = 200
 """Calls in a flight recorder."""
 
 

@@ -169,7 +169,8 @@ class Monitor:
             return self.node.flights(own)
         self.leader.orders.evidence_request += 1
         flights = self.node.flights(own)
-        request, deadline = self.leader.orders.evidence_request, time.monotonic() + EVIDENCE_WAIT_S + LOOK_EVERY_S
+        request, deadline = self.leader.orders.evidence_request, time.monotonic() + EVIDENCE_WAIT_S
+        deadline += report_every_s(self.settings.num_nodes, urgent=True)
         while time.monotonic() < deadline and not self.leader.has_all_flights(request):
             time.sleep(0.02)  # the others ask their ranks, and report at their next look
         return flights | self.leader.flights(request)
@@ -421,11 +422,12 @@ class Following:
                 for row in rows
             ],
         )
-        if wrong != self._wrong:
-            self._wrong, self._urgent_until = wrong, now + URGENT_S
-        if now < self._next_report and now >= self._urgent_until:
+        if wrong != self._wrong:  # at once
+            self._wrong, self._urgent_until, self._next_report = wrong, now + URGENT_S, now
+        if now < self._next_report:
             return False
-        self._next_report = now + report_every_s(self.settings.num_nodes) - LOOK_EVERY_S / 2
+        every_s = report_every_s(self.settings.num_nodes, urgent=now < self._urgent_until)
+        self._next_report = now + every_s - LOOK_EVERY_S / 2
         return True
 
     def _has_leader(self) -> None:
