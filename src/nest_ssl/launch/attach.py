@@ -18,7 +18,7 @@ from nest_ssl.launch.ranks import BEACON_VARIABLE, LAUNCHER_VARIABLE
 from nest_ssl.watchdog.agent import RankAgent
 from nest_ssl.watchdog.beacon import Beacon
 from nest_ssl.watchdog.exchange import job_secret
-from nest_ssl.watchdog.monitor import watch_lone_rank
+from nest_ssl.watchdog.monitor import Monitor, watch_lone_rank
 from nest_ssl.watchdog.rank import RankFacts
 from nest_ssl.watchdog.report.status import Settings, write_status
 from nest_ssl.watchdog.rows import Limits, local_rows
@@ -71,7 +71,7 @@ def attached(
     over = threading.Event()
     if own.judges:
         watch = threading.Thread(
-            target=watch_lone_rank, args=(own, agent.leave_stalled, over), name="nest-ssl watch", daemon=True
+            target=watch_lone_rank, args=(Monitor(own), agent.leave_stalled, over), name="nest-ssl watch", daemon=True
         )
         watch.start()
     try:

@@ -315,13 +315,13 @@ class Monitor:
         return math.ceil(seconds * (step_now - first + 1) / max(time.monotonic() - since, 0.1))
 
 
-def watch_lone_rank(settings: Settings, leave: Callable[[], None], over: threading.Event) -> None:
+def watch_lone_rank(monitor: Monitor, leave: Callable[[], None], over: threading.Event) -> None:
     """Watch the only rank of a run from a thread of its own process, until it is `over`.
 
     It names a file that blocks, a worker that was stopped and a step that hangs, and then calls `leave`. Unlike a
     monitor it does not see a process that was killed, and nothing while something holds the GIL.
     """
-    monitor, floor_s = Monitor(settings), settings.floor_s
+    settings, floor_s = monitor.settings, monitor.settings.floor_s
     since = looked_at = time.monotonic()
     while not over.wait(LOOK_EVERY_S):
         now = time.monotonic()
