@@ -226,3 +226,13 @@ def test_a_gpu_is_called_what_nvidia_smi_calls_it() -> None:
     assert ranks.gpu_label(1, {"CUDA_VISIBLE_DEVICES": "4,6"}, "GPU-8a", "gpu07") == "GPU 6 (GPU-8a) of gpu07"
     assert ranks.gpu_label(1, {}, "GPU-8a", "gpu07") == "GPU 1 (GPU-8a) of gpu07"
     assert ranks.gpu_label(0, {"CUDA_VISIBLE_DEVICES": "GPU-8a"}, "GPU-8a", "gpu07") == "GPU 0 (GPU-8a) of gpu07"
+
+
+def test_the_ports_of_one_slurm_job_are_not_those_of_the_next() -> None:
+    """The ranks use one, the monitors the next."""
+    ports = []
+    for job in ("4711", "4712"):
+        facts = from_environment({**SLURM, "SLURM_JOB_ID": job}, 4)
+        assert facts is not None
+        ports += [facts.master_port, facts.master_port + 1]
+    assert len(set(ports)) == 4
