@@ -172,7 +172,7 @@ def test_ranks_whose_gpus_report_are_judged_by_that(
 def test_eight_simulated_nodes_survive_an_outage_and_name_a_stalled_rank() -> None:
     """benchmarks/watchdog_scale.py does the same for 64 and 512 nodes."""
     script = Path(__file__).parents[3] / "benchmarks" / "watchdog_scale.py"
-    options = ["--nodes=8", "--seconds=12", "--floor-s=2", "--outage=6", "--processes=1"]
+    options = ["--nodes=8", "--seconds=10", "--floor-s=2", "--outage=6", "--processes=1"]
     done = subprocess.run([sys.executable, str(script), *options], capture_output=True, text=True, check=True)
     figures = json.loads(done.stdout)
     assert not figures["false_alarm"], done.stderr
