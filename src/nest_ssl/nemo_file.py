@@ -148,7 +148,7 @@ def check_archive(file: IO[bytes], name: str) -> None:
     """Refuse a zip that would unpack to too much, or whose content differs from the checksums in it.
 
     Torch writes a CRC-32 for every tensor and ignores it when it reads: a flipped bit would become a weight. This costs
-    one more pass over the file, about 1 s per GB.
+    one more pass over the file, some seconds per GB.
     """
     try:
         with zipfile.ZipFile(file) as archive:

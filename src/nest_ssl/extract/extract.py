@@ -22,6 +22,7 @@ from nest_ssl.extract.files import Features, FeatureStore, open_store
 from nest_ssl.extract.inputs import Bad, Item, batches, list_items, measured, unique
 from nest_ssl.files import replace_text, replacing
 from nest_ssl.layer_features import FeatureExtractor
+from nest_ssl.watchdog.system import SlowFiles
 
 INDEX, BAD, SETTINGS = "manifest.jsonl", "bad.jsonl", "extract.json"
 DTYPES = ("float32", "float16")
@@ -87,12 +88,12 @@ def extract_features(
     missing = [item for item in unique(items) if store.find(item.key) is None]
     total = len(unique(items))
     result.num_kept = total - len(missing)
-    with ThreadPoolExecutor(max(1, options.num_workers)) as pool:
-        pairs, unreadable = measured(missing, pool, options.max_duration_s)
+    with SlowFiles() as slow, ThreadPoolExecutor(max(1, options.num_workers)) as pool:
+        pairs, unreadable = measured(missing, pool, options.max_duration_s, slow)
         result.bad += unreadable
         batch_s = options.batch_s or (GPU_BATCH_S if extractor.device.type == "cuda" else CPU_BATCH_S)
         writer = _Writer(store, pool, options.dtype)
-        for batch, waveforms in _read_ahead(batches(pairs, batch_s), extractor.sample_rate, pool):
+        for batch, waveforms in _read_ahead(batches(pairs, batch_s), extractor.sample_rate, pool, slow):
             _extract_batch(extractor, batch, waveforms, writer, result)
             report(result.num_kept + result.num_new + len(result.bad), total + len(bad))  # not in `total`
         writer.finish()
@@ -143,13 +144,16 @@ def _features(extractor: FeatureExtractor, waveforms: list[Samples]) -> list[tor
 
 
 def _read_ahead(
-    groups: list[list[Item]], sample_rate: int, pool: ThreadPoolExecutor
+    groups: list[list[Item]], sample_rate: int, pool: ThreadPoolExecutor, slow: SlowFiles
 ) -> Iterator[tuple[list[Item], list[Samples | AudioError]]]:
     """Each batch with its waveforms, while threads read the next ones."""
 
     def read(item: Item) -> Samples | AudioError:
         try:
-            return read_audio(item.path, sample_rate=sample_rate, offset_s=item.offset_s, duration_s=item.duration_s)
+            with slow.reading(item.path):
+                return read_audio(
+                    item.path, sample_rate=sample_rate, offset_s=item.offset_s, duration_s=item.duration_s
+                )
         except AudioError as error:
             return error
 

@@ -14,6 +14,7 @@ from typing import Any
 from nest_ssl.audio import AudioError, audio_info
 from nest_ssl.data.manifest.lines import is_tarred_manifest
 from nest_ssl.data.manifest.listing import NOT_AUDIO, Entry, file_version, list_entries
+from nest_ssl.watchdog.system import SlowFiles
 
 AUDIO_SUFFIXES = frozenset({".wav", ".flac", ".ogg", ".opus", ".mp3", ".m4a", ".aac", ".aiff", ".au", ".sph", ".webm"})
 _LOOKED_AT_BYTES = 4096
@@ -82,11 +83,13 @@ def _item(entry: Entry) -> Item:
     return Item(path, offset_s, duration_s, f"{digest.hexdigest()[:16]}-{stem}", extra)
 
 
-def measured(items: list[Item], pool: Executor, max_duration_s: float) -> tuple[list[tuple[float, Item]], list[Bad]]:
+def measured(
+    items: list[Item], pool: Executor, max_duration_s: float, slow: SlowFiles
+) -> tuple[list[tuple[float, Item]], list[Bad]]:
     """(seconds, utterance), longest first, from headers where the manifest has no duration; and those left out."""
     known: list[tuple[float, Item]] = []
     bad: list[Bad] = []
-    for item, duration_s in zip(items, pool.map(_duration, items), strict=True):
+    for item, duration_s in zip(items, pool.map(lambda item: _duration(item, slow), items), strict=True):
         if isinstance(duration_s, AudioError):
             bad.append(Bad(item.path, duration_s.reason))
         elif duration_s > max_duration_s:
@@ -98,11 +101,12 @@ def measured(items: list[Item], pool: Executor, max_duration_s: float) -> tuple[
     return known, bad
 
 
-def _duration(item: Item) -> float | AudioError:
+def _duration(item: Item, slow: SlowFiles) -> float | AudioError:
     if item.duration_s is not None:
         return item.duration_s
     try:
-        return audio_info(item.path).duration_s - item.offset_s
+        with slow.reading(item.path):
+            return audio_info(item.path).duration_s - item.offset_s
     except AudioError as error:
         return error
 

@@ -7,6 +7,7 @@ import hashlib
 import os
 import secrets
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from nest_ssl.launch.ranks import BEACON_VARIABLE, LAUNCHER_VARIABLE
 from nest_ssl.watchdog.agent import RankAgent
 from nest_ssl.watchdog.beacon import Beacon
 from nest_ssl.watchdog.exchange import job_secret
+from nest_ssl.watchdog.monitor import Monitor, watch_lone_rank
 from nest_ssl.watchdog.rank import RankFacts
 from nest_ssl.watchdog.report.status import Settings, write_status
 from nest_ssl.watchdog.rows import Limits, local_rows
@@ -72,9 +74,16 @@ def attached(
     limits = Limits(own.floor_s, own.init_s)
     agent.show = lambda: write_status(own, local_rows(beacon, limits, own.node), None)
     agent.close = lambda: _close(agent)
+    over = threading.Event()
+    if own.judges:
+        watch = threading.Thread(
+            target=watch_lone_rank, args=(Monitor(own), agent.leave_stalled, over), name="nest-ssl watch", daemon=True
+        )
+        watch.start()
     try:
         yield agent
     finally:
+        over.set()
         agent.close()
 
 

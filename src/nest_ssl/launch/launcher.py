@@ -41,6 +41,8 @@ POLL_S = 0.05
 VERDICT_WAIT_S = 8.0
 """The monitor reports a dead rank within 2 s; if it has not after this long, the launcher acts alone."""
 MAX_MONITORS = 3
+MONITOR_AGAIN_S = 60.0
+"""After this many monitors a new one is started at most this often."""
 SILENT_S = 40.0
 """A monitor looks four times a second and takes at most 20 s for a report; if silent for longer, it has stalled."""
 
@@ -296,12 +298,10 @@ class KeptMonitor:
             what = f"stalled for {silent_s:.0f} s and was ended"
             self.process.kill()
             self.process.wait()
-        if self._num_started < MAX_MONITORS:
-            say(f"nest-ssl: warning: the monitor {what}; training continues with a new monitor")
-            self.start()
-        else:
-            say(f"nest-ssl: warning: the monitor {what} again; training continues without one")
-            self.process = None
+        if self._num_started >= MAX_MONITORS and time.monotonic_ns() - self._started_ns < 1e9 * MONITOR_AGAIN_S:
+            return  # later: without a monitor nobody would choose the step at which ranks that are asked to stop do
+        say(f"nest-ssl: warning: the monitor {what}; training continues with a new monitor")
+        self.start()
 
 
 def beacon_folder(token: str) -> Path:

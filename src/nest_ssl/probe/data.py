@@ -13,6 +13,7 @@ from nest_ssl.audio import AudioError, read_audio
 from nest_ssl.audio.signal import Samples, gain_for_ratio, power, repeat_to
 from nest_ssl.data import NoiseSource, Utterance, open_manifests
 from nest_ssl.plugins import probe_tasks
+from nest_ssl.watchdog.system import SlowFiles
 
 GROUP_KEY = "speaker"
 """Utterances that share this key (unless it is the label) stay in one fold when the L2 penalty is chosen."""
@@ -157,18 +158,21 @@ def read_batches(
 ) -> Iterator[tuple[list[int], list[Samples]]]:
     """Each batch of indices with its waveforms, read in threads. One error names all files that cannot be read."""
 
+    slow = SlowFiles()
+
     def read(index: int) -> Samples | AudioError:
         one = examples[index].utterance
         try:
-            samples = read_audio(
-                one.audio_filepath, sample_rate=sample_rate, offset_s=one.offset_s, duration_s=one.duration_s
-            )
+            with slow.reading(one.audio_filepath):
+                samples = read_audio(
+                    one.audio_filepath, sample_rate=sample_rate, offset_s=one.offset_s, duration_s=one.duration_s
+                )
         except AudioError as error:
             return error
         return samples if noise is None else noise.added(samples, index)
 
     bad: list[AudioError] = []
-    with ThreadPoolExecutor(num_workers) as pool:
+    with slow, ThreadPoolExecutor(num_workers) as pool:
         ahead = pool.map(read, batches[0]) if batches else iter(())
         for number, batch in enumerate(batches):
             waveforms = list(ahead)

@@ -129,6 +129,14 @@ class RankAgent:
             within(DISK_ANSWERS_S, self.close)
         os._exit(code)
 
+    def leave_stalled(self) -> NoReturn:
+        """End a run of one rank whose main thread does not return; called from another thread, after the report."""
+        if os.isatty(2):
+            say(SHOW_CURSOR)
+        with contextlib.suppress(Exception):  # it must end, whatever prevents the last status from being written
+            within(DISK_ANSWERS_S, self.close)
+        os._exit(RESUMABLE)
+
     def stop_is_due(self, step: int) -> bool:
         """Return whether all ranks have agreed to save and leave once `step` steps are done."""
         stop_step = self.beacon.stop_step
@@ -176,9 +184,16 @@ class RankAgent:
             time.sleep(HOLD_S)
 
     def why_killed(self, error: BaseException) -> str:
-        """Return what to say of a worker that the kernel's OOM killer has ended; where there is a monitor, it does."""
-        why = self.oom_killer.text() if "is killed by signal: Killed" in str(error) else ""
-        return f"{str(error).strip(' .')}: {why}. {LESS_MEMORY.capitalize()}." if why else ""
+        """Return what to say of a worker that was killed; where there is a monitor, it does; "" for other errors.
+
+        The run can be resumed, as with many ranks.
+        """
+        text = str(error)
+        if "DataLoader worker" not in text or ("killed by signal" not in text and "exited unexp" not in text):
+            return ""
+        if why := self.oom_killer.text() if "is killed by signal: Killed" in text else "":
+            return f"{text.strip(' .')}: {why}. {LESS_MEMORY.capitalize()}."
+        return f"{text.strip(' .')}: out of shared memory (/dev/shm) or memory? {LESS_MEMORY.capitalize()}."
 
 
 class ReadReport:

@@ -34,14 +34,16 @@ from nest_ssl.watchdog.judge.flight import Collective, Flight, trimmed
 from nest_ssl.watchdog.rank import FINISHED, NEEDS_A_PERSON, RESUMABLE
 from nest_ssl.watchdog.rows import CONTACT_LOST_S, RankRow
 
-TIMEOUT_S = 2.0
+TIMEOUT_S = 4.0
 RETRY_S = 1.0
 """How long a follower waits between two attempts to reach a leader that does not respond."""
 REPORT_EVERY_S = 0.25
 NODES_PER_S = 256
 """Reports per second that the leader is to receive in all: 64 nodes report 4 times a second, 512 every 2 s."""
 URGENT_S = 3.0
-"""After something has happened on a node, it reports at the highest rate for this long."""
+"""After something has happened on a node, it reports more often for this long: up to `URGENT_PER_S` in all."""
+URGENT_PER_S = 512
+"""A report costs the leader about 0.5 ms; when ranks wait for one that stalls, all nodes are urgent at once."""
 MAX_LINE_BYTES = 1 << 20
 """A report of 8 ranks with flight recorders has about 50 kB; 8 tracebacks add 8 x MAX_TEXT at most."""
 MAX_TEXT = 20_000
@@ -421,8 +423,8 @@ def _is_taken(where: str, port: int, family: int) -> bool:
 # ---- the others ----
 
 
-def report_every_s(num_nodes: int) -> float:
-    return max(REPORT_EVERY_S, num_nodes / NODES_PER_S)
+def report_every_s(num_nodes: int, *, urgent: bool = False) -> float:
+    return max(REPORT_EVERY_S, num_nodes / (URGENT_PER_S if urgent else NODES_PER_S))
 
 
 class Follower:

@@ -12,7 +12,9 @@ import math
 import shutil
 import signal
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +52,8 @@ from nest_ssl.watchdog.report.incident import (
     write_incident,
 )
 from nest_ssl.watchdog.report.status import Settings
-from nest_ssl.watchdog.rows import CONTACT_LOST_S, WAITS, RankRow, absent_row
-from nest_ssl.watchdog.system import die_with_parent, say, signal_name, within
+from nest_ssl.watchdog.rows import CONTACT_LOST_S, GONE, WAITS, RankRow, absent_row
+from nest_ssl.watchdog.system import die_with_parent, kill_all, say, signal_name, within
 
 LOOK_EVERY_S = 0.25
 SETTLE_S = 0.3
@@ -62,6 +64,8 @@ to notice that one is silent."""
 ASK_AGAIN_S = 30.0
 """Ranks that are late are asked for their collectives this often, and once more before anybody is blamed."""
 FRESH_S = 2.0
+LONE_GAP_S = 2.0
+"""A thread that has not run for this long was stopped together with the rank it watches."""
 STOP_MARGIN = 2
 """Steps between the decision to stop and the stop, so that no rank has passed the stop before it learns of it."""
 OTHER_NODES_S = 2.0
@@ -136,7 +140,7 @@ class Monitor:
                 verdict = self._judge(rows)
                 if verdict is not None and (code := self._stalled(verdict)) is not None:
                     return code
-            self._warn_early(rows)
+            self.warn_early(rows)
             self._warn_slow()
         return self._stop(rows)
 
@@ -165,7 +169,8 @@ class Monitor:
             return self.node.flights(own)
         self.leader.orders.evidence_request += 1
         flights = self.node.flights(own)
-        request, deadline = self.leader.orders.evidence_request, time.monotonic() + EVIDENCE_WAIT_S + LOOK_EVERY_S
+        request, deadline = self.leader.orders.evidence_request, time.monotonic() + EVIDENCE_WAIT_S
+        deadline += report_every_s(self.settings.num_nodes, urgent=True)
         while time.monotonic() < deadline and not self.leader.has_all_flights(request):
             time.sleep(0.02)  # the others ask their ranks, and report at their next look
         return flights | self.leader.flights(request)
@@ -199,11 +204,15 @@ class Monitor:
     def _stalled(self, verdict: Verdict) -> int | None:
         if self.settings.ends:
             return self._leave(exit_code_of(verdict), self._report(verdict), verdict)
+        self.report_once(verdict)
+        return None
+
+    def report_once(self, verdict: Verdict) -> None:
+        """Report a stall, unless it is the same as before."""
         key = self._key(verdict)
         if key not in self._reported:
             self._reported.add(key)
             self._report(verdict)
-        return None
 
     def _key(self, verdict: Verdict) -> tuple[object, ...]:
         return (verdict.kind, tuple((row.rank, row.step, verdict.place_of(row)) for row in verdict.culprits))
@@ -248,7 +257,7 @@ class Monitor:
 
     # ---- warnings ----
 
-    def _warn_early(self, rows: list[RankRow]) -> None:
+    def warn_early(self, rows: list[RankRow]) -> None:
         """Name those for whom the others wait, at half their limit; of ranks that wait for each other, nobody."""
         for row in _behind(rows):
             half_s = row.limit_s / 2
@@ -304,6 +313,31 @@ class Monitor:
             return 0
         since, first = self._started
         return math.ceil(seconds * (step_now - first + 1) / max(time.monotonic() - since, 0.1))
+
+
+def watch_lone_rank(monitor: Monitor, leave: Callable[[], None], over: threading.Event) -> None:
+    """Watch the only rank of a run from a thread of its own process, until it is `over`.
+
+    It names a file that blocks, a worker that was stopped and a step that hangs, and then calls `leave`. Unlike a
+    monitor it does not see a process that was killed, and nothing while something holds the GIL.
+    """
+    settings, floor_s = monitor.settings, monitor.settings.floor_s
+    since = looked_at = time.monotonic()
+    while not over.wait(LOOK_EVERY_S):
+        now = time.monotonic()
+        if now - looked_at > LONE_GAP_S:  # the process itself was stopped (Ctrl-Z): time begins again
+            since = now
+        looked_at = now
+        rows = monitor.node.rows()
+        monitor.warn_early(rows)
+        verdict = judge_stalled(rows, {}, floor_s)
+        if verdict is None or now - since < (verdict.limit_s if verdict.worker is None else floor_s):
+            continue
+        monitor.report_once(verdict)
+        if settings.ends and not over.is_set():
+            kill_all({w.pid for row in rows for w in row.workers if w.number >= 0 and w.process not in GONE})
+            leave()
+        looked_at = time.monotonic()
 
 
 def _behind(rows: list[RankRow]) -> list[RankRow]:
@@ -388,11 +422,12 @@ class Following:
                 for row in rows
             ],
         )
-        if wrong != self._wrong:
-            self._wrong, self._urgent_until = wrong, now + URGENT_S
-        if now < self._next_report and now >= self._urgent_until:
+        if wrong != self._wrong:  # at once
+            self._wrong, self._urgent_until, self._next_report = wrong, now + URGENT_S, now
+        if now < self._next_report:
             return False
-        self._next_report = now + report_every_s(self.settings.num_nodes) - LOOK_EVERY_S / 2
+        every_s = report_every_s(self.settings.num_nodes, urgent=now < self._urgent_until)
+        self._next_report = now + every_s - LOOK_EVERY_S / 2
         return True
 
     def _has_leader(self) -> None:

@@ -11,7 +11,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
@@ -72,6 +72,46 @@ def within(seconds: float, work: Callable[[], T]) -> T:
     if not results:
         raise TimeoutError(f"no answer within {seconds:g} s")
     return results[0]
+
+
+class SlowFiles:
+    """Names files that threads have been reading for long, where there is no monitor: in `extract` and `probe`.
+
+    A thread that reads from a dead disk cannot be ended; but who waits should know for what.
+    """
+
+    def __init__(self, warn_s: float = 60.0) -> None:
+        self.warn_s = warn_s
+        self._reading: dict[int, tuple[str, float]] = {}
+        self._over = threading.Event()
+
+    def __enter__(self) -> SlowFiles:
+        threading.Thread(target=self._watch, name="nest-ssl slow files", daemon=True).start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+
+    @contextlib.contextmanager
+    def reading(self, path: str) -> Iterator[None]:
+        """Show, in the thread that reads, what it reads."""
+        self._reading[threading.get_ident()] = (path, time.monotonic())
+        try:
+            yield
+        finally:
+            del self._reading[threading.get_ident()]
+
+    def _watch(self) -> None:
+        named: set[tuple[str, float]] = set()
+        while not self._over.wait(min(1.0, self.warn_s / 4)):
+            for path, since in list(self._reading.values()):
+                waited_s = time.monotonic() - since
+                if waited_s > self.warn_s and (path, since) not in named:
+                    named.add((path, since))
+                    say(
+                        f"nest-ssl: warning: {path!r}: has been read for {waited_s:.0f} s and does not end. Is it a "
+                        f"regular file, on a disk that responds? Ctrl-C and remove it from the input, or wait."
+                    )
 
 
 def signal_name(number: int) -> str:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +19,8 @@ from nest_ssl.extract import FeatureExtractor, extract_features
 from nest_ssl.extract import extract as extract_module
 from nest_ssl.extract.extract import ExtractOptions
 from nest_ssl.extract.files import FORMATS, FeatureStore, FileStore, read_features
-from nest_ssl.extract.inputs import Item, batches, list_items
+from nest_ssl.extract.inputs import Item, batches, list_items, measured
+from nest_ssl.watchdog.system import SlowFiles
 from tests.helpers import tiny_model
 from tests.unit.probe.speech_like import RATE, read_lines, tone, write_corpus
 
@@ -277,3 +281,15 @@ def test_reading_errors_reach_the_result_and_not_the_log(
     result = extract_features(extractor, manifest, tmp_path / "out")
     assert {file.reason for file in result.bad} == {"corrupt in the middle"}
     assert (tmp_path / "out" / "manifest.jsonl").read_text() == ""
+
+
+def test_a_file_that_blocks_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def look_slowly(path: str) -> SimpleNamespace:
+        time.sleep(0.4)
+        return SimpleNamespace(duration_s=2.0)
+
+    monkeypatch.setattr("nest_ssl.extract.inputs.audio_info", look_slowly)
+    with SlowFiles(0.1) as slow, ThreadPoolExecutor(1) as pool:
+        known, bad = measured([Item("/dead/a.wav", 0.0, None, "key")], pool, 60.0, slow)
+    assert (len(known), bad) == (1, [])
+    assert "'/dead/a.wav': has been read for" in capsys.readouterr().err

@@ -233,3 +233,13 @@ def test_a_port_that_is_none_is_refused_by_its_name(port: str) -> None:
     env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": port}
     with pytest.raises(ValueError, match="^MASTER_PORT=.*: not a number from 0 to 65534"):
         from_environment(env, 2)
+
+
+def test_the_ports_of_one_slurm_job_are_not_those_of_the_next() -> None:
+    """The ranks use one, the monitors the next."""
+    ports = []
+    for job in ("4711", "4712"):
+        facts = from_environment({**SLURM, "SLURM_JOB_ID": job}, 4)
+        assert facts is not None
+        ports += [facts.master_port, facts.master_port + 1]
+    assert len(set(ports)) == 4

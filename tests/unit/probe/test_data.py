@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from nest_ssl.probe.data import (
     open_noise,
     read_batches,
 )
+from nest_ssl.watchdog.system import SlowFiles
 from tests.unit.probe.speech_like import RATE, write_corpus
 
 DURATIONS_S = [0.4, 0.9, 0.6, 1.2, 0.5, 0.7]
@@ -108,3 +111,17 @@ def test_a_task_gives_labels_and_leaves_utterances_out(manifest: Path) -> None:
 def test_a_task_that_nobody_registered_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"--task rhythm: no such task.*register_probe_task, or use --label"):
         find_task("rhythm")
+
+
+def test_a_file_that_blocks_is_named(
+    manifest: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def read_slowly(path: str, **other: object) -> Any:
+        time.sleep(0.4)
+        return np.zeros(10, np.float32)
+
+    monkeypatch.setattr("nest_ssl.probe.data.SlowFiles", lambda: SlowFiles(0.1))
+    monkeypatch.setattr("nest_ssl.probe.data.read_audio", read_slowly)
+    examples = labelled_by_key(manifest, "label")[:1]
+    assert len(list(read_batches(examples, [[0]], RATE, None))) == 1
+    assert f"{examples[0].utterance.audio_filepath!r}: has been read for" in capsys.readouterr().err

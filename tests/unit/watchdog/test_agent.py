@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -98,13 +99,48 @@ def test_a_finished_run_stays_finished_if_a_signal_comes_while_it_reports(tmp_pa
     assert explain_run(tmp_path).verdict == "finished"
 
 
+@pytest.mark.parametrize(
+    ("moment", "kind", "stage", "words"),
+    [
+        ("blocks", "file", "data", "the rank itself is blocked reading {}/fifo: a FIFO"),
+        ("hangs", "stalled", "encoder", "the code of this stage does not return"),
+    ],
+)
+def test_a_lone_rank_that_hangs_is_named_and_the_run_resumable(
+    tmp_path: Path, moment: str, kind: str, stage: str, words: str
+) -> None:
+    process = start(tmp_path, "saves", moment)
+    said = process.communicate(timeout=30)[1]
+    assert process.returncode == 75, said
+    (path,) = (tmp_path / "incidents").glob("*.json")
+    incident = json.loads(path.read_text())
+    assert (incident["kind"], incident["ranks"], incident["stage"]) == (kind, [0], stage)
+    assert words.format(tmp_path) in incident["cause"]
+    assert 1.0 <= incident["stalled_s"] < 3.0
+    assert incident["text"] in said
+    assert explain_run(tmp_path).verdict.startswith("ended by an incident")
+
+
+def test_a_lone_rank_that_was_suspended_for_a_while_is_not_stalled(tmp_path: Path) -> None:
+    """Ctrl-Z stops the thread that watches as well: the time counts again from when both continue."""
+    process = start(tmp_path, "saves", "hangs")
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(2.5)
+    process.send_signal(signal.SIGCONT)
+    time.sleep(0.6)  # in the stage for 3 s, and watched for less than its limit of 1 s
+    assert process.poll() is None
+    assert process.wait(timeout=30) == 75
+
+
 def test_a_worker_that_the_oom_killer_has_ended_is_explained_without_a_monitor_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     beacon = Beacon.create(tmp_path / "beacon", local_ranks=1, first_rank=0, world_size=1, workers_per_rank=1)
     agent = RankAgent(ALONE, beacon, has_monitor=False)
     killed = RuntimeError("DataLoader worker (pid 12) is killed by signal: Killed. ")
-    assert agent.why_killed(killed) == ""  # by whomever
+    assert "(pid 12) is killed by signal: Killed: out of shared memory (/dev/shm) or memory?" in agent.why_killed(
+        killed
+    )
     monkeypatch.setattr(agent.oom_killer, "text", lambda: "the kernel's OOM killer has ended 1 process")
     assert agent.why_killed(ValueError("a bug")) == ""
     assert agent.why_killed(killed) == (

@@ -36,7 +36,7 @@ def looking_at(rows_later: list[RankRow], monkeypatch: pytest.MonkeyPatch) -> tu
     monkeypatch.setattr(monitor, "_flights", lambda rows: {0: open_barrier, 1: open_barrier})
     monkeypatch.setattr(monitor, "_rows", lambda: rows_later)
     monkeypatch.setattr(monitor, "_stalled", lambda verdict: verdicts.append(verdict))
-    for name in ("_dead", "_warn_early", "_warn_slow", "_stop"):
+    for name in ("_dead", "warn_early", "_warn_slow", "_stop"):
         monkeypatch.setattr(monitor, name, lambda *rows: None)
     return monitor, verdicts
 
@@ -131,14 +131,14 @@ def test_late_ranks_are_asked_every_30_s_and_once_more_before_anybody_is_blamed(
 
 def test_the_warning_at_half_the_limit_names_those_who_are_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
     waiting = [row(rank, Stage.EXCHANGE, 35.0, limit_s=60.0) for rank in (0, 2)]
-    bare_monitor()._warn_early([*waiting, row(1, Stage.DATA, 35.0, limit_s=60.0)])
+    bare_monitor().warn_early([*waiting, row(1, Stage.DATA, 35.0, limit_s=60.0)])
     assert capsys.readouterr().err.count("warning") == 1
     monitor = bare_monitor()
-    monitor._warn_early([*waiting, row(1, Stage.EXCHANGE, 35.0, limit_s=60.0, process="T")])
+    monitor.warn_early([*waiting, row(1, Stage.EXCHANGE, 35.0, limit_s=60.0, process="T")])
     said = capsys.readouterr().err
     assert "rank 1 has been in exchange of step 7 for 35 s, stopped by a signal" in said
     assert "rank 0" not in said
-    bare_monitor()._warn_early(waiting)  # each waits for the other: nobody is named
+    bare_monitor().warn_early(waiting)  # each waits for the other: nobody is named
     assert capsys.readouterr().err == ""
 
 
@@ -172,7 +172,7 @@ def test_ranks_whose_gpus_report_are_judged_by_that(
 def test_eight_simulated_nodes_survive_an_outage_and_name_a_stalled_rank() -> None:
     """benchmarks/watchdog_scale.py does the same for 64 and 512 nodes."""
     script = Path(__file__).parents[3] / "benchmarks" / "watchdog_scale.py"
-    options = ["--nodes=8", "--seconds=12", "--floor-s=2", "--outage=6", "--processes=1"]
+    options = ["--nodes=8", "--seconds=10", "--floor-s=2", "--outage=6", "--processes=1"]
     done = subprocess.run([sys.executable, str(script), *options], capture_output=True, text=True, check=True)
     figures = json.loads(done.stdout)
     assert not figures["false_alarm"], done.stderr

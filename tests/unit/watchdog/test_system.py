@@ -6,11 +6,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from nest_ssl.watchdog.system import OomKiller, say
+from nest_ssl.watchdog.system import OomKiller, SlowFiles, say
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals and /proc of Linux")
@@ -75,3 +76,14 @@ def test_without_cgroups_the_machine_is_asked_and_without_either_nothing_is_know
     oom_killer = OomKiller(str(tmp_path))
     (tmp_path / "proc/vmstat").write_text("oom_kill 3\n")
     assert "ended 2 processes" in oom_killer.text()
+
+
+def test_a_file_that_blocks_a_thread_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with SlowFiles(warn_s=0.1) as slow:
+        with slow.reading("/quick.wav"):
+            pass
+        with slow.reading("/a\x1b[31m.wav"):
+            time.sleep(0.4)
+    said = capsys.readouterr().err
+    assert said.count("warning") == 1
+    assert r"'/a\x1b[31m.wav': has been read for 0 s and does not end" in said

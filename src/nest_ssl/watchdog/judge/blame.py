@@ -217,6 +217,11 @@ def _judge_known(rows: Sequence[RankRow], flights: Mapping[int, Flight], floor_s
     if verdict is not None:
         return verdict
     fault = find_fault({row.rank: flights[row.rank] for row in active if row.rank in flights})
+    if fault is not None and fault.kind == "unfinished":
+        # A rank that has not been heard on its collectives and is elsewhere may be the one that did not call.
+        there = {(row.step, row.stage) for row in active if row.rank in fault.culprits}
+        if any((row.step, row.stage) not in there for row in active if row.rank not in flights):
+            fault = None
     if fault is None or fault.kind != "diverged":
         suspected = suspect_by_gpu(active)
         if suspected is not None:  # who it is, is known: there is only the time to wait for

@@ -102,6 +102,9 @@ class RunState:
         """The state in one line."""
         rows = [row for node in self.nodes for row in node.rows]
         if self.is_alive:
+            stopped = [str(row.rank) for row in rows if row.is_stopped]
+            if stopped:
+                return f"alive, but stopped by a signal or a debugger: rank {', '.join(stopped)}"
             late = [row for row in rows if row.is_active and row.in_stage_s > row.limit_s]
             if late:
                 names = ", ".join(f"rank {row.rank} in {row.place} for {row.in_stage_s:.0f} s" for row in late)

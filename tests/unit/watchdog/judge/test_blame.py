@@ -485,3 +485,11 @@ def test_ranks_that_all_wait_wait_for_the_node_that_is_silent() -> None:
 def test_a_rank_that_waits_is_not_blamed_while_the_others_are_within_their_limits() -> None:
     reading = [row(rank, Stage.DATA, 90.0, limit_s=145.0, patience_s=145.0) for rank in range(1, 4)]
     assert judge_stalled([row(0, Stage.EXCHANGE, 90.0, limit_s=60.0, patience_s=60.0), *reading], {}, 60.0) is None
+
+
+def test_with_the_collectives_of_some_ranks_alone_those_are_not_blamed_for_one_that_is_elsewhere() -> None:
+    rows = [*(row(rank, Stage.EXCHANGE) for rank in range(4)), row(4, Stage.ENCODER)]
+    flights = {rank: calls(5, done=0) for rank in (0, 1)}
+    verdict = judge_stalled(rows, flights, FLOOR_S)
+    assert verdict is not None
+    assert (verdict.kind, verdict.ranks) == ("stalled", [4])

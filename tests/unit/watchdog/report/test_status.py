@@ -8,7 +8,7 @@ import pytest
 
 from nest_ssl.watchdog.beacon import Beacon, RankMark
 from nest_ssl.watchdog.rank import RankState, Stage
-from nest_ssl.watchdog.report.status import Settings, explain_run, write_status
+from nest_ssl.watchdog.report.status import NodeState, RunState, Settings, explain_run, write_status
 from nest_ssl.watchdog.rows import Limits, local_rows
 from tests.unit.watchdog.facts import monitor_settings, row
 
@@ -76,3 +76,9 @@ def test_a_rank_of_an_earlier_start_is_not_late_in_a_run_that_is_alive(tmp_path:
     settings = started(tmp_path, 0, 1, str(beacon.path))
     write_status(settings, local_rows(beacon, Limits(60.0, 900.0), 0), None)
     assert explain_run(tmp_path).verdict == "alive, at step 3"
+
+
+def test_a_stopped_rank_is_shown_as_stopped(tmp_path: Path) -> None:
+    rows = [row(0), row(1, process="T", in_stage_s=0.1, limit_s=60.0)]
+    state = RunState(tmp_path, [NodeState("host", True, 0.0, rows, "")])
+    assert state.verdict == "alive, but stopped by a signal or a debugger: rank 1"
