@@ -116,7 +116,7 @@ class OptimConfig:
 
     name: str = "adamw"
     """adamw, adam, sgd, adamax, adadelta, adagrad, rmsprop or rprop."""
-    lr: Annotated[float, Range(0, 1e6)] = 1e-3
+    lr: Annotated[float, Range(0, 1e38)] = 1e-3
     """Peak learning rate; for NoamAnnealing, a factor."""
     betas: list[ShareBelowOne] | None = None
     """Decay rates of the moments (adamw, adam, adamax)."""
