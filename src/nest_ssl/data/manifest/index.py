@@ -125,6 +125,8 @@ def _load(place: Path, status: os.stat_result) -> ManifestIndex | None:
 
 def _build(manifest: str, place: Path, status: os.stat_result) -> None:
     """Write the index atomically, so that no reader ever sees half of one."""
+    if place.exists() and not place.is_file():
+        place.unlink()  # a pipe: writing to it would wait for a reader
     digest = hashlib.sha256()
     num_utterances, next_line, expected_line = 0, 1, 1
     gaps: list[tuple[int, int]] = []
