@@ -265,11 +265,6 @@ class DatasetConfig:
             if any(given.values()):
                 key = next(key for key, is_given in given.items() if is_given)
                 raise ValueError(f"{key}: is not applied to cuts_path and shar_path. Prepare the cuts with lhotse.")
-        if self.use_lhotse and self.is_concat:
-            raise ValueError("is_concat: has no effect with use_lhotse. List the datasets with weights in input_cfg.")
-        for key in ("bucketing_batch_size", "bucketing_weights"):
-            if self.use_lhotse and getattr(self, key) is not None:
-                raise ValueError(f"{key}: has no effect with use_lhotse. Use use_bucketing with bucket_batch_size.")
         low, high = self.min_duration, self.max_duration
         if low is not None and high is not None and low > high:
             raise ValueError(f"min_duration: {low:g} s is above max_duration {high:g} s, so nothing would be left.")

@@ -206,7 +206,7 @@ def _only_options_of(where: str, name: str, given: Collection[str], table: Mappi
         if key not in table[name]:
             takers = ", ".join(other for other, options in table.items() if key in options)
             if not takers:
-                raise ValueError(f"{where}.extra: {name} has no '{key}'. Only registered names take extra arguments.")
+                raise ValueError(f"{where}.{key}: {name} does not take it. Only registered names take extra arguments.")
             raise ValueError(
                 f"{where}.{key}: {name} does not take it ({takers} would). Remove it with '~model.{where}.{key}'."
             )

@@ -111,8 +111,6 @@ REFUSED = {
     "model.train_ds.manifest_filepath=s3://b/x.jsonl": "s3://b/x.jsonl: nest-ssl reads local files only",
     "model.train_ds.noise_manifest=https://b/x.jsonl": "https://b/x.jsonl: nest-ssl reads local files only",
     "hydra.run.dir=x": "hydra.run.dir=x: Hydra only composes.* Use exp_manager.explicit_log_dir",
-    "model.train_ds.use_lhotse=true model.train_ds.is_concat=true": "model.train_ds.is_concat: has no effect with",
-    "model.train_ds.use_lhotse=true model.train_ds.bucketing_weights=[1]": "bucketing_weights: has no effect with",
 }
 
 

@@ -197,12 +197,15 @@ def test_other_settings_start_over(corpus: Path, tmp_path: Path, caplog: pytest.
 
 
 def test_a_complete_run_does_nothing_unless_told_to_restart(corpus: Path, tmp_path: Path) -> None:
-    prepare_manifest(corpus, tmp_path / "m.jsonl")
-    sound(corpus / "zzz.wav")
-    assert prepare_manifest(corpus, tmp_path / "m.jsonl").num_good == 12
-    assert prepare_manifest(corpus, tmp_path / "m.jsonl", restart=True).num_good == 13
-    (tmp_path / "m.jsonl").unlink()
-    assert prepare_manifest(corpus, tmp_path / "m.jsonl").num_good == 13
+    output = tmp_path / "m.jsonl"
+    prepare_manifest(corpus, output)
+    written = output.stat().st_mtime_ns
+    assert prepare_manifest(corpus, output).num_good == 12
+    assert output.stat().st_mtime_ns == written
+    assert prepare_manifest(corpus, output, restart=True).num_good == 12
+    assert output.stat().st_mtime_ns > written
+    output.unlink()
+    assert prepare_manifest(corpus, output).num_good == 12
 
 
 @pytest.mark.parametrize("num_jobs", [0, 2])
