@@ -130,7 +130,7 @@ def test_adamw_is_fused_by_default(device: str) -> None:
         ({"betas": [0.9, 1.0]}, "not a probability below 1"),
         ({"weight_decay": -1.0}, "optim.weight_decay: -1.0 is less than 0"),
         ({"name": "sgd", "nesterov": True}, "needs a momentum"),
-        ({"extra": {"beta3": 1}}, "optim.extra: adamw has no 'beta3'. Only registered names take extra"),
+        ({"extra": {"beta3": 1}}, "optim.beta3: adamw does not take it. Only registered names take extra"),
         ({"name": "rprop", "no_decay_on_norms_and_biases": True}, "rprop has no weight decay"),
     ],
 )
