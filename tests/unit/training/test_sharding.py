@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from nest_ssl import load
 from nest_ssl.config import CheckpointConfig, EmaConfig, OptimConfig
 from nest_ssl.data import AudioNoiseBatch
+from nest_ssl.data.batch.loader import BadDataLog
 from nest_ssl.fast import encoder as fused_encoder
 from nest_ssl.fast.engine import accelerate
 from nest_ssl.nemo_file import CheckpointError
@@ -52,7 +53,8 @@ def trained_model(world: World, seed: int, clipping: Clipping | None = None, com
         clipping=clipping,
         average=Average(EmaConfig(enable=True, decay=0.5), model),
     )
-    loader: Any = SimpleNamespace(plan_hash="same")
+    bad_data = BadDataLog(max_bad_fraction=1.0, utterances_per_epoch=None)
+    loader: Any = SimpleNamespace(plan_hash="same", bad_data=bad_data)
     return Trained(model, step, loader, world.size)
 
 
