@@ -33,7 +33,7 @@ test: lint
 faults: setup
 	$(INSTALL) pytest
 	rm -rf build/faults && mkdir -p build/faults
-	NEST_FAULT_TABLE=$(CURDIR)/build/faults $(BIN)/python -m pytest tests/faults -m 'faults or not faults' --durations=10
+	NEST_FAULT_TABLE=$(CURDIR)/build/faults $(BIN)/python -m pytest tests/faults tests/unit/watchdog/test_monitor.py -m 'faults or not faults' --durations=10
 	$(BIN)/python -m tests.faults.write_table build/faults docs
 
 # A real SLURM with two nodes on this machine, 6 to 12 minutes; Debian or Ubuntu, as root.

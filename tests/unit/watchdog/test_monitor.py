@@ -169,6 +169,7 @@ def test_ranks_whose_gpus_report_are_judged_by_that(
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc of Linux")
+@pytest.mark.faults  # 17 s
 def test_eight_simulated_nodes_survive_an_outage_and_name_a_stalled_rank() -> None:
     """benchmarks/watchdog_scale.py does the same for 64 and 512 nodes."""
     script = Path(__file__).parents[3] / "benchmarks" / "watchdog_scale.py"
