@@ -164,9 +164,9 @@ class Engine:
     def num_graphs(self) -> int:
         return 0 if self._graphs is None else len(self._graphs)
 
-    def is_captured(self, batch_size: int, num_samples: int) -> bool:
-        """Whether steps of such batches are graphs."""
-        return self._graphs is not None and (batch_size, self._padding.size(num_samples)) in self._graphs.shapes()
+    def is_captured(self, batch_size: int, planned: int) -> bool:
+        """Whether steps of batches with this planned size are graphs."""
+        return self._graphs is not None and (batch_size, self._padding.whole_frames(planned)) in self._graphs.shapes()
 
     @property
     def leaves(self) -> Mapping[nn.Parameter, nn.Parameter]:

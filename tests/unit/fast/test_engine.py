@@ -328,6 +328,15 @@ class TestGraphsByAStandIn:
         assert step.engine._graph_size(batch, None) is None
         assert step.engine._graph_size(batch, 30_000) == Padding.of(model).whole_frames(30_000)
 
+    @pytest.mark.parametrize("planned", [24_000, 30_000, 61_000])
+    def test_a_planned_size_that_is_captured_is_found_again(self, planned: int) -> None:
+        step = train_step(tiny_model(EXACT).train())
+        for _ in range(2):
+            assert not step.engine.is_captured(2, planned)
+            train_on(step, batch_of([24_000, 16_007]), planned=planned)
+        assert step.engine.is_captured(2, planned)
+        assert not step.engine.is_captured(3, planned)
+
     def test_out_of_memory_drops_the_graphs_and_repeats_the_step(self, monkeypatch: pytest.MonkeyPatch) -> None:
         model = tiny_model(EXACT).train()
         step, other, fails = train_step(model), batch_of([60_000, 50_000]), [True]
