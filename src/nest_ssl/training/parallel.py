@@ -15,7 +15,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
@@ -25,6 +25,8 @@ from nest_ssl.launch.ranks import gpu_label, gpu_of_rank, shared_gpu_variables
 from nest_ssl.watchdog.rank import RankFacts
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 BUCKET_BYTES = 32 * 2**20
 """Gradients per collective: large enough for the bandwidth of a network, and about a layer of the large model, so that
@@ -77,18 +79,19 @@ class World:
     local_rank: int = 0
     size: int = 1
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
-    communicates: bool = field(default=False, kw_only=True)
-    """There is a process group: several ranks, or one that `debug.collectives` lets talk to itself."""
+    talks_to_itself: bool = field(default=False, kw_only=True)
+    """One rank makes all collectives too (`debug.collectives`)."""
     gradient_group: Any = field(default=None, kw_only=True)
     """Gradients have a communicator of their own, so that statistics of batch norms need not queue behind them."""
-
-    def __post_init__(self) -> None:
-        if self.size > 1:
-            object.__setattr__(self, "communicates", True)
 
     @property
     def is_first(self) -> bool:
         return self.rank == 0
+
+    @property
+    def communicates(self) -> bool:
+        """There is a process group."""
+        return self.size > 1 or self.talks_to_itself
 
     def sum(self, values: Tensor) -> Tensor:
         """The sum over all ranks, the same on each to the bit."""
@@ -105,7 +108,7 @@ class World:
         for tensor in tensors:
             by_dtype.setdefault(tensor.dtype, []).append(tensor.detach())
         for same in by_dtype.values():
-            for chunk in _chunks(same):
+            for chunk in _chunks(same, lambda tensor: tensor.nbytes):
                 flat = torch.cat([tensor.reshape(-1) for tensor in chunk])
                 distributed.broadcast(flat, src=0)
                 for tensor, part in zip(chunk, flat.split([tensor.numel() for tensor in chunk]), strict=True):
@@ -115,7 +118,7 @@ class World:
         """Tell all ranks a text, and return those of all ranks, without a collective. All ranks call this together."""
         if self.size == 1:
             return [text]
-        store = distributed.distributed_c10d._get_default_store()
+        store = group_store()
         prefix = f"nest-ssl/vote/{next(_votes)}"  # the store remembers for as long as the process group lives
         if self.is_first:
             others = [store.get(f"{prefix}/{rank}").decode() for rank in range(1, self.size)]
@@ -132,7 +135,7 @@ class World:
         """
         if self.size == 1:
             return None
-        store = distributed.distributed_c10d._get_default_store()
+        store = group_store()
         prefix = f"nest-ssl/count/{next(_counters)}"
         return lambda name, number: int(store.add(f"{prefix}/{name}", number))
 
@@ -143,14 +146,21 @@ class World:
         return bool(flag.item())
 
 
-def _chunks(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Lists of about BUCKET_BYTES each."""
-    chunk: list[Tensor] = []
-    for tensor in tensors:
-        if chunk and sum(one.nbytes for one in chunk) + tensor.nbytes > BUCKET_BYTES:
+def group_store() -> Any:
+    """The store through which the ranks of the process group have met."""
+    return distributed.distributed_c10d._get_default_store()
+
+
+def _chunks(items: Iterable[T], num_bytes_of: Callable[[T], int]) -> Iterator[list[T]]:
+    """Lists of at most BUCKET_BYTES each, in order; an item that is larger is alone."""
+    chunk: list[T] = []
+    num_bytes = 0
+    for item in items:
+        num_bytes += num_bytes_of(item)
+        if chunk and num_bytes > BUCKET_BYTES:
             yield chunk
-            chunk = []
-        chunk.append(tensor)
+            chunk, num_bytes = [], num_bytes_of(item)
+        chunk.append(item)
     yield chunk
 
 
@@ -182,7 +192,8 @@ def joined(
         alone = {"rank": 0, "world_size": 1, "store": distributed.HashStore()}  # type: ignore[attr-defined]
     distributed.init_process_group(backend, device_id=device if backend == "nccl" else None, **alone)
     separate = config.sync_batchnorm and config.strategy_name != "fsdp"
-    yield replace(world, communicates=True, gradient_group=distributed.new_group() if separate else None)
+    group = distributed.new_group() if separate else None
+    yield replace(world, talks_to_itself=collectives, gradient_group=group)
     # A rank that fails does not get here, and just ends: to leave the group, it would have to wait for the others.
     distributed.destroy_process_group()
 
@@ -208,7 +219,7 @@ class FirstRanksClock:
             return now
         if step % ASK_EVERY_N_STEPS:
             return 0
-        store = distributed.distributed_c10d._get_default_store()
+        store = group_store()
         if self.world.is_first:
             store.set(f"nest-ssl/clock/{step}", str(now))
             store.delete_key(f"nest-ssl/clock/{step - KEEP_ANSWERS * ASK_EVERY_N_STEPS}")
@@ -254,7 +265,8 @@ class Gradients:
         ]
         self._buckets = [
             (numbers, self.flat[starts[numbers[0]] : starts[numbers[-1]] + self.parameters[numbers[-1]].numel()])
-            for numbers in _buckets(self.parameters)
+            # The last parameters, whose gradients come first, are in the first bucket.
+            for numbers in _chunks(reversed(range(len(starts))), lambda number: self.parameters[number].nbytes)
         ]
         self._bucket_of = {number: place for place, (numbers, _) in enumerate(self._buckets) for number in numbers}
         self._leaves: list[nn.Parameter] = []
@@ -354,19 +366,6 @@ class Gradients:
             work = distributed.all_reduce(sent, group=self.world.gradient_group, async_op=True)
             self._travelling.append((bucket, sent, work))
             self.num_collectives += 1
-
-
-def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[int]]:
-    """Numbers of the parameters of each bucket: the last ones, whose gradients come first, in the first bucket."""
-    bucket: list[int] = []
-    num_bytes = 0
-    for number in reversed(range(len(parameters))):
-        num_bytes += parameters[number].nbytes
-        if bucket and num_bytes > BUCKET_BYTES:
-            yield bucket
-            bucket, num_bytes = [], parameters[number].nbytes
-        bucket.append(number)
-    yield bucket
 
 
 # ---- batch norm ----

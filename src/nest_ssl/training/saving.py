@@ -31,7 +31,7 @@ from nest_ssl.files import give_second_name, predecessor, put_in_place, remove, 
 from nest_ssl.nemo_file import nemo_config, read_sharded, write_nemo
 from nest_ssl.run_folder import LAST, RunFolder, is_checkpoint
 from nest_ssl.training.parallel import World
-from nest_ssl.training.sharding import gathered, is_shard, part, write_shards
+from nest_ssl.training.sharding import gathered, is_shard, optimized, part, write_shards
 from nest_ssl.training.state import Trained, TrainState, averaged_weights, checkpoint_of
 from nest_ssl.training.watching import Stopped, Watch
 from nest_ssl.watchdog.rank import Stage
@@ -101,7 +101,7 @@ class Saver:
         weights = trained.model.state_dict()
         if not self.world.is_first or self.world.device.type != "cuda" or any(map(is_shard, weights.values())):
             return
-        parameters = [p for group in trained.step.optimizer.param_groups for p in group["params"]]
+        parameters = optimized(trained.step.optimizer)
         tensors = [*weights.values(), *parameters, *parameters]  # most optimizers keep two moments
         if trained.average is not None:
             tensors += trained.average.weights.values()

@@ -25,8 +25,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from nest_ssl.fast.graphs import Work
 from nest_ssl.modules import batch_norm
 from nest_ssl.training.metrics import EpochMeans, TokenCounts, count_tokens
-from nest_ssl.training.parallel import Gradients
-from nest_ssl.training.sharding import ShardedGradients, is_sharded
+from nest_ssl.training.parallel import Gradients, batch_statistics
+from nest_ssl.training.sharding import ShardedGradients, is_sharded, optimized
 from nest_ssl.watchdog.rank import Stage
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class TrainStep:
         self.clipping, self.check_every = clipping or Clipping(), check_every
         self.means = EpochMeans()
         """Of the losses of an epoch; a run that resumes has its own."""
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        parameters = optimized(optimizer)
         self.gradients: Gradients | ShardedGradients
         if is_sharded(model):
             self.gradients = ShardedGradients(parameters)
@@ -267,9 +267,8 @@ class TrainStep:
 
     def _volatile(self) -> Sequence[Tensor]:
         """What a step changes even where it is held."""
-        statistics = [buffer for module in self.model.modules() if is_norm(module) for buffer in module.buffers(False)]
         added = [self.gradients.flat] if isinstance(self.gradients, Gradients) and self.gradients.adds else []
-        return [*statistics, *self.results.tensors(), *self.means.tensors(), *added]
+        return [*batch_statistics(self.model), *self.results.tensors(), *self.means.tensors(), *added]
 
     def _stay_close(self, batch: object) -> None:
         """Wait until the device is at most two steps behind; keep the batch until it has been used."""
@@ -302,10 +301,6 @@ class TrainStep:
         """Drop all graphs: those that hold collectives must go before the process group."""
         self._running.clear()
         self.engine.release()
-
-
-def is_norm(module: nn.Module) -> bool:
-    return isinstance(module, nn.modules.batchnorm._NormBase)
 
 
 @torch.no_grad()

@@ -27,6 +27,7 @@ from nest_ssl.config import DebugConfig, NestConfig
 from nest_ssl.data import AudioNoiseBatch, PlannedLoader
 from nest_ssl.fast.graphs import may_be_skipped
 from nest_ssl.launch.preflight import Facts, code_version, compare_ranks
+from nest_ssl.training.parallel import group_store
 from nest_ssl.watchdog.agent import RankAgent, ReadReport
 from nest_ssl.watchdog.beacon import NO_STEP, PAGE_BYTES, STAGE_BITS, WORD, Beacon, GpuLog
 from nest_ssl.watchdog.rank import (
@@ -367,8 +368,7 @@ def compare_loaders(cfg: NestConfig, world: World, loaders: dict[str, Any], step
 
 def _compare(world: World, name: str, facts: Facts, timeout_s: float) -> None:
     if world.size > 1:
-        store = distributed.distributed_c10d._get_default_store()
-        compare_ranks(store, name, facts, rank=world.rank, world_size=world.size, timeout_s=timeout_s)
+        compare_ranks(group_store(), name, facts, rank=world.rank, world_size=world.size, timeout_s=timeout_s)
 
 
 def loader_facts(loader: Any) -> dict[str, Any]:
