@@ -1,4 +1,4 @@
-"""The cost of the watchdog: one mark, one file name, a training step with and without hooks, and the monitor's time.
+"""The cost of the watchdog: one mark, one file name, training steps with and without it, and the monitor's time.
 
 python benchmarks/watchdog_overhead.py --output benchmarks/results/watchdog_overhead.json
 """
@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,20 @@ import torch
 
 from nest_ssl import EncDecDenoiseMaskedTokenPredModel
 from nest_ssl.config import compose
+from nest_ssl.data import AudioNoiseBatch
 from nest_ssl.freed_memory import keep_freed_memory
-from nest_ssl.training.watching import GpuMarks, mark_stages
-from nest_ssl.watchdog.agent import BEAT_EVERY_S
+from nest_ssl.training.parallel import World
+from nest_ssl.training.step import TrainStep
+from nest_ssl.training.trainer import build_step, place_model
+from nest_ssl.training.watching import Watch, mark_stages
+from nest_ssl.watchdog.agent import BEAT_EVERY_S, RankAgent
 from nest_ssl.watchdog.beacon import Beacon, RankMark, WorkerMark
 from nest_ssl.watchdog.monitor import LOOK_EVERY_S
-from nest_ssl.watchdog.rank import Stage
+from nest_ssl.watchdog.rank import RankFacts, Stage
 from nest_ssl.watchdog.rows import Limits, local_rows
 
 NUM_CALLS = 200_000
+STEPS_PER_BLOCK = 10
 WHOLE_STEP = (Stage.DATA, Stage.TRANSFER, Stage.BACKWARD, Stage.OPTIMIZER)
 
 
@@ -80,54 +86,61 @@ def compare_steps(size: str, batch: int, seconds: float, rounds: int, mark: Rank
         for hook in hooks:
             hook.remove()
     num_marks = len(list(model.encoder.layers)) + 9 + len(WHOLE_STEP)
+    return {"marks_per_step": num_marks, **compared(times_ms)}
+
+
+def captured_steps(beacon: Beacon, batch: int, seconds: float, rounds: int) -> dict[str, Any]:
+    """Captured steps of the large model, watched and not: blocks of ten in turn, so that both see the same machine.
+
+    The watched ones do what they do in training: marks of the host and of the GPU, a heartbeat, a finished step.
+    """
+    device = torch.device("cuda", torch.cuda.current_device())
+    cfg = compose(overrides=["size=large", "trainer.precision=bf16", "model.optim.sched.warmup_steps=100"])
+    agent = RankAgent(RankFacts(0, 0, 1, 1, 0, "environment", "localhost", 0), beacon, has_monitor=True)
+    agent.start(0)
+    audio = 0.1 * torch.randn(batch, int(seconds * cfg.model.sample_rate))
+    length = torch.linspace(0.7 * audio.shape[1], audio.shape[1], batch).long()
+    host = AudioNoiseBatch(audio=audio, audio_len=length, noisy_audio=audio, noisy_audio_len=length).pin_memory()
+    blocks: dict[bool, Callable[[int], None]] = {}
+    for watched in (False, True):
+        watch = Watch(agent if watched else None)
+        model = EncDecDenoiseMaskedTokenPredModel(cfg.model).train()
+        place_model(cfg, model, World(device=device), watch)
+        if watched and watch.gpu is None:
+            raise SystemExit("the GPU cannot write to the beacon: see the log above")
+        blocks[watched] = partial(block_of_steps, build_step(cfg, model, World(device=device), watch, None), host)
+    for watched in (False, True):
+        blocks[watched](STEPS_PER_BLOCK)
+    times_ms: dict[bool, list[float]] = {False: [], True: []}
+    for number in range(rounds):
+        for watched in (number % 2 == 0, number % 2 == 1):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            blocks[watched](STEPS_PER_BLOCK)
+            torch.cuda.synchronize()
+            times_ms[watched].append(1e3 * (time.perf_counter() - start) / STEPS_PER_BLOCK)
+    return {f"captured_{key}": value for key, value in compared(times_ms).items()}
+
+
+def block_of_steps(step: TrainStep, batch: AudioNoiseBatch, count: int) -> None:
+    for number in range(count):
+        step.watch.batch_arrives(batch)
+        step(step.to_device(batch), begins=True, updates=True, step=number)
+        step.watch.step_is_done(number + 1)
+
+
+def compared(times_ms: dict[bool, list[float]]) -> dict[str, float]:
+    """What watching (True) adds to a step, as a share: the median of the differences, and its standard error."""
     step_ms = statistics.median(times_ms[False])
     more_ms = [watched - plain for plain, watched in zip(times_ms[False], times_ms[True], strict=True)]
     quarters = statistics.quantiles(more_ms, n=4)
     return {
         "step_ms": step_ms,
         "watched_step_ms": statistics.median(times_ms[True]),
-        "marks_per_step": num_marks,
         "share_of_step_measured": statistics.median(more_ms) / step_ms,
         # The standard error of a median of n values is 1.25 standard deviations / √n; here from the quartiles.
-        "standard_error_of_that": 1.25 * (quarters[2] - quarters[0]) / 1.35 / rounds**0.5 / step_ms,
+        "standard_error_of_that": 1.25 * (quarters[2] - quarters[0]) / 1.35 / len(more_ms) ** 0.5 / step_ms,
     }
-
-
-def gpu_marks(beacon: Beacon, marks: int = 12, rounds: int = 200) -> dict[str, float]:
-    """Return what the marks of a captured step cost on the GPU: a graph of short kernels, with and without them."""
-    device = torch.device("cuda", torch.cuda.current_device())
-    gpu = GpuMarks.on(device, beacon, 0)
-    if gpu is None:
-        raise SystemExit("the GPU cannot write to the beacon: see the log above")
-    x = torch.randn(1024, 1024, device=device)
-    stages = [stage for stage in Stage if Stage.TRANSFER < stage <= Stage.OPTIMIZER]
-    times_us = {}
-    for marked in (False, True):
-        graph = torch.cuda.CUDAGraph()
-        torch.mm(x, x)
-        torch.cuda.synchronize()
-        with torch.cuda.graph(graph):
-            if marked:
-                gpu.begins()
-            for number in range(marks - 2):
-                if marked:
-                    gpu.mark(stages[number % len(stages)])
-                for _ in range(10):
-                    torch.mm(x, x)
-            if marked:
-                gpu.ends()
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        each_us = []
-        for _ in range(rounds):
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            each_us.append(1e3 * begin.elapsed_time(end))
-        times_us[marked] = statistics.median(each_us)
-    more_us = times_us[True] - times_us[False]
-    gpu.close()
-    return {"gpu_marks": marks, "gpu_marks_us": more_us, "gpu_marks_share_of_a_14_ms_step": more_us / 14e3}
 
 
 def main() -> None:
@@ -152,7 +165,7 @@ def main() -> None:
             "heartbeat_us": per_call_us(mark.beat),
             "look_ms_of_8_ranks": per_call_us(lambda: local_rows(beacon, limits, 0), 200) / 1e3,
         }
-        result |= gpu_marks(beacon) if torch.cuda.is_available() else {}
+        result |= captured_steps(beacon, 8, 16.0, 100) if torch.cuda.is_available() else {}
         result |= compare_steps(arguments.size, arguments.batch, arguments.seconds, arguments.rounds, mark)
     marks_us = result["marks_per_step"] * result["mark_us"] + result["finish_step_us"]
     beats_us = result["heartbeat_us"] / BEAT_EVERY_S * result["step_ms"] / 1e3

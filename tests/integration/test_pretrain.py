@@ -78,6 +78,41 @@ def test_a_killed_run_resumes_to_the_same_losses(corpus: Path, whole: Path, tmp_
         assert losses(tmp_path / "run" / "metrics.csv", column) == losses(whole / "metrics.csv", column)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
+def test_a_run_killed_on_a_gpu_resumes_to_the_same_losses(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each process compiles for itself: kernels must not depend on what one of them happened to measure."""
+    size = ("size=medium", "model.encoder.d_model=256", "model.encoder.n_layers=4", "model.encoder.n_heads=4")
+    more = (
+        *size,
+        "trainer.accelerator=gpu",
+        "trainer.precision=bf16",
+        "trainer.max_steps=120",
+        "exp_manager.ema.enable=true",
+    )
+
+    def fresh(name: str) -> None:
+        for variable in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+            monkeypatch.setenv(variable, str(tmp_path / name / variable))
+
+    fresh("first")
+    whole = run(arguments(corpus, tmp_path, "whole", *more))
+    assert whole.returncode == 0, whole.stderr[-3000:]
+    assert "CUDA graphs" in whole.stderr
+    args = arguments(corpus, tmp_path, "run", *more)
+    fresh("second")
+    run_and_kill(args, tmp_path / "run" / "metrics.csv", at_step=50)
+    fresh("third")
+    resumed = run(args)
+    assert resumed.returncode == 0, resumed.stderr[-3000:]
+    assert "resumed at step" in resumed.stderr
+    for column in ("train_loss", "val_loss", "accuracy"):
+        wanted = losses(tmp_path / "whole" / "metrics.csv", column)
+        assert losses(tmp_path / "run" / "metrics.csv", column) == wanted != {}
+
+
 def test_a_run_killed_while_saving_resumes_from_the_checkpoint_before(
     corpus: Path, whole: Path, tmp_path: Path
 ) -> None:
