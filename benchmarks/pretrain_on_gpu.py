@@ -74,7 +74,7 @@ def whole_program(data: Path, batch: int, steps: int, workers: int, more: list[s
             rows = [row for row in csv.DictReader(file) if row["train_loss"] and int(row["step"]) >= skip]
         timings = [1e3 * float(row["train_step_timing"]) for row in rows]
         waits = [float(row["data_wait_share"]) for row in rows]
-        said = [line for line in done.stderr.splitlines() if "raining runs with" in line or "collectives" in line]
+        said = [line for line in done.stderr.splitlines() if "raining runs with" in line or "ollectives in" in line]
     return {
         "ms": statistics.median(timings),
         "least_ms": min(timings),

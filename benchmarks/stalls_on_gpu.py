@@ -93,6 +93,8 @@ class Result:
     cause: str = ""
     others: dict[str, str] = field(default_factory=dict)
     stalled_s: float = 0.0
+    limit_s: float = 0.0
+    """T: the floor, or more where the steps of this run took long."""
     reported_s: float | None = None
     """From the fault to the report."""
     ended_s: float | None = None
@@ -204,7 +206,8 @@ class Lab:
         check(result, result.kind in kinds, f"{result.kind} is not {' or '.join(kinds)}")
         check(result, result.ranks == ranks, f"ranks {result.ranks}")
         check(result, result.stage in trial.stages, f"{result.stage} is not {' or '.join(trial.stages)}")
-        most_s = self.options.floor + SLACK_S if trial.limited else 3.0
+        result.limit_s = incident["limit_s"]
+        most_s = result.limit_s + SLACK_S if trial.limited else 3.0
         check(result, result.reported_s <= most_s, f"reported after {result.reported_s} s, not {most_s:g}")
 
 

@@ -150,7 +150,7 @@ class Engine:
         self.check_next = False
         """Compare the next replay with the same step uncaptured."""
         self.captures = True
-        """Without it steps are padded as for graphs and never captured: to compare."""
+        """Without it steps are padded as for graphs and never captured: once that has failed, or to compare."""
         self._largest = 0
         self._uncapturable: set[tuple[int, int]] = set()
         """Shapes for which there was no room."""
@@ -158,7 +158,7 @@ class Engine:
 
     @property
     def uses_graphs(self) -> bool:
-        return self._plan.graphs
+        return self._plan.graphs and self.captures
 
     @property
     def num_graphs(self) -> int:
@@ -182,7 +182,7 @@ class Engine:
         self._stand_ins = Leaves(self.model, params) if self._plan.graphs else None
         self._leaves = {p: p for p in params} if self._stand_ins is None else self._stand_ins.of
         self.release()
-        if str(self._plan) != self.description:
+        if self.captures and str(self._plan) != self.description:
             self.description = str(self._plan)
             log.info("Training runs with %s.", self.description)
 
@@ -404,10 +404,10 @@ class Engine:
         return None
 
     def give_up(self, reason: str) -> None:
-        """Run without graphs from here on."""
+        """Run without graphs from here on, on batches padded as before: the numbers stay the same."""
         log.warning("Steps run without CUDA graphs from here on: %s.", reason)
-        self._no_graphs = reason
-        self.refresh()
+        self.captures, self.description = False, f"fused layers, no CUDA graphs: {reason}"
+        self.release()
 
 
 def _put_back(tensors: Sequence[Tensor], kept: Sequence[Tensor]) -> None:

@@ -10,6 +10,7 @@ C channels, T frames, B batch, N = B · T.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,6 +18,9 @@ from torch import Tensor, distributed, nn
 
 num_collectives = 0
 """Calls so far, those of captured steps once."""
+
+bring: Callable[[Tensor], Tensor] = Tensor.clone
+"""Copies what this rank brings to a collective. The watchdog's also has the GPU note that it has come this far."""
 
 _groups: dict[str, distributed.ProcessGroup] = {}
 """The ranks that share statistics, by the name under which a compiled layer knows them."""
@@ -73,7 +77,7 @@ def sum_over_ranks(x: Tensor, group: str) -> Tensor:
     """The sum of all ranks' `x`: an operation of its own, so that a compiled layer and a CUDA graph can contain it."""
     global num_collectives
     num_collectives += 1
-    total = x.contiguous().clone()
+    total = bring(x.contiguous())
     distributed.all_reduce(total, group=_groups[group])
     return total
 

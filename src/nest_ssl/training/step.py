@@ -236,7 +236,7 @@ class TrainStep:
         of_gradients = self.gradients.num_collectives
         if self.world.is_first and (of_norms or of_gradients) and not self._has_logged:
             self._has_logged = True
-            log.info("A step has %d collectives for gradients and %d for batch norms.", of_gradients, of_norms)
+            log.info("Collectives in a step: %d for gradients, %d for batch norms.", of_gradients, of_norms)
 
     # ---- around the device's work ----
 

@@ -13,6 +13,7 @@ import dataclasses
 import logging
 import platform
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -27,9 +28,10 @@ from nest_ssl.config import DebugConfig, NestConfig
 from nest_ssl.data import AudioNoiseBatch, PlannedLoader
 from nest_ssl.fast.graphs import may_be_skipped
 from nest_ssl.launch.preflight import Facts, code_version, compare_ranks
+from nest_ssl.modules import batch_norm
 from nest_ssl.training.parallel import group_store
 from nest_ssl.watchdog.agent import RankAgent, ReadReport
-from nest_ssl.watchdog.beacon import NO_STEP, PAGE_BYTES, STAGE_BITS, WORD, Beacon, GpuLog
+from nest_ssl.watchdog.beacon import CAME_TO_AT, NO_STEP, PAGE_BYTES, STAGE_BITS, WORD, Beacon, GpuLog
 from nest_ssl.watchdog.rank import (
     FIRST_LAYER,
     POSITIONS,
@@ -48,6 +50,7 @@ log = logging.getLogger(__name__)
 
 MOST_GPU_MARKS = 16
 """Per batch. A mark takes about 5 µs of GPU time; a usual step has 12 of them, in 14 ms or more."""
+SHOW_EVERY_S = 0.25
 BARRIER_SHARE = 0.8
 """Of `watchdog.floor_s`: `debug.barrier` reports before the monitor would."""
 
@@ -107,6 +110,8 @@ class Watch:
         """From now on a CUDA GPU reports its stages; before anything is captured."""
         if self.agent is not None and self.gpu is None and device.type == "cuda":
             self.gpu = GpuMarks.on(device, self.agent.beacon, self.agent.facts.local_rank)
+            if self.gpu is not None:
+                batch_norm.bring = self.gpu.bring
 
     def training_begins(self, step: int) -> None:
         if self.agent is not None:
@@ -206,6 +211,7 @@ class Watch:
     def training_has_ended(self) -> None:
         self.enter(Stage.END)
         if self.gpu is not None:
+            batch_norm.bring = Tensor.clone
             self.gpu.close()
             self.gpu = None
 
@@ -240,22 +246,29 @@ class Watch:
 class GpuMarks:
     """Has the GPU write its stage into this rank's page of the beacon: (batch << 8 | stage), 8 bytes, in stream order.
 
-    `begins`, `mark` and `ends` launch work on the current stream, which a CUDA graph may capture. No Python runs in a
-    replay: the number of the batch is a tensor, which `batch_begins` sets before each launch.
+    `begins`, `mark`, `bring` and `ends` launch work on the current stream, which a CUDA graph may capture. No Python
+    runs in a replay: the number of the batch is a tensor, which `batch_begins` sets before each launch.
+
+    A mark costs 5 microseconds. Ranks that synchronise batch norms meet dozens of times in one stage: there the GPU
+    counts, at no cost, in its own memory, and a thread copies the count to the beacon on a stream that never waits.
     """
 
     def __init__(self, device: torch.device, beacon: Beacon, local_rank: int) -> None:
         self.log = GpuLog(beacon, local_rank)
         self._batch = torch.zeros(1, dtype=torch.long, device=device)
-        self._stages = torch.arange(len(Stage), device=device)
-        self._words = torch.zeros_like(self._stages)
+        self._numbers = torch.arange(1 << STAGE_BITS, device=device)
+        self._words = torch.zeros_like(self._numbers)
         self._word_of = self._words.split(1)
+        self._came_to = torch.zeros(1, dtype=torch.long, device=device)
+        self._num_collectives = 0
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
         # torch takes memory for page-locked if the start of its storage is: the tensor must begin with the page.
         page = torch.frombuffer(
             beacon.map, dtype=torch.long, count=PAGE_BYTES // WORD.size, offset=beacon.gpu_at(local_rank)
         )
         self.address = page.data_ptr()
-        self._slot = page[:1]
+        self._slot, self._slot_of_count = page[:1], page[CAME_TO_AT // WORD.size :][:1]
         self._is_locked = False
         self._left = 0
         self._last: Stage | None = None
@@ -267,6 +280,8 @@ class GpuMarks:
         error = torch.cuda.cudart().cudaHostRegister(marks.address, PAGE_BYTES, 0)
         if int(error) == 0:
             marks._is_locked = True
+            marks._thread = threading.Thread(target=marks._show_count, name="nest-ssl GPU marks", daemon=True)
+            marks._thread.start()
             return marks
         log.info("The GPU does not report its stages: cudaHostRegister returned %s.", error)
         with contextlib.suppress(RuntimeError):  # the error stays until the next launch, which must not be a step's
@@ -282,8 +297,9 @@ class GpuMarks:
         self.log.is_launched()
 
     def begins(self) -> None:
-        """The GPU begins the batch once it gets here. One kernel makes the words of all stages."""
-        torch.add(self._stages, self._batch, alpha=1 << STAGE_BITS, out=self._words)
+        """The GPU begins the batch once it gets here. One kernel makes all words."""
+        torch.add(self._numbers, self._batch, alpha=1 << STAGE_BITS, out=self._words)
+        self._num_collectives = 0
         self._left, self._last = MOST_GPU_MARKS - 1, None  # one is kept for the end
         self.mark(Stage.TRANSFER)
 
@@ -293,6 +309,23 @@ class GpuMarks:
             self._left, self._last = self._left - 1, stage
             self._slot.copy_(self._word_of[stage], non_blocking=True)
 
+    def bring(self, values: Tensor) -> Tensor:
+        """Return a copy of 8-byte numbers for a collective, to which the GPU has come once it gets here."""
+        self._num_collectives = min(self._num_collectives + 1, len(self._word_of) - 1)
+        copy = torch.empty_like(values)
+        word = self._word_of[self._num_collectives]
+        torch._foreach_copy_([copy.view(torch.long), self._came_to], [values.view(torch.long), word])  # one kernel
+        return copy
+
+    def _show_count(self) -> None:
+        stream = torch.cuda.Stream(self._batch.device)
+        while not self._ended.wait(SHOW_EVERY_S):
+            try:
+                with torch.cuda.stream(stream):
+                    self._slot_of_count.copy_(self._came_to, non_blocking=True)
+            except RuntimeError:  # the GPU has failed, which the rank's own thread reports
+                return
+
     def ends(self) -> None:
         """The batch is done once the GPU gets here."""
         self._slot.copy_(self._word_of[Stage.END], non_blocking=True)
@@ -301,6 +334,9 @@ class GpuMarks:
     def close(self) -> None:
         """Let the page go. Nothing that was captured may be replayed afterwards."""
         if self._is_locked:
+            self._ended.set()
+            if self._thread is not None:
+                self._thread.join()
             torch.cuda.synchronize(self._batch.device)
             torch.cuda.cudart().cudaHostUnregister(self.address)
             self._is_locked = False

@@ -8,8 +8,9 @@ measured at 0.5 µs. All times are CLOCK_MONOTONIC in nanoseconds, which all pro
 that ranks and workers call thousands of times a second. The durations of stages are counted in
 quarter-octave buckets: a count costs one increment, and a quantile is right to 25 %.
 
-A rank with a GPU has one more page, into which the GPU itself writes: the word batch << 8 | stage. `GpuLog` is the
-host's part of that page: which batches it has launched, and of which steps. `training.watching.GpuMarks` is the GPU's.
+A rank with a GPU has one more page, into which the GPU itself writes two words: batch << 8 | stage, and batch << 8 |
+collectives of that batch to which it has come. `GpuLog` is the host's part of that page: which batches it has launched,
+and of which steps. `training.watching.GpuMarks` is the GPU's.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ BUILDS, STARTS = 1, 2
 """Bits of the last of a rank's facts: why it may take longer than usual."""
 
 WORD = struct.Struct("q")  # read and written as one machine word, never by halves: "<q" goes byte by byte
-LAUNCHED_AT, BATCH_STEPS_AT, NUM_BATCH_STEPS = 64, 2048, 256
-"""In the GPU's page, after the GPU's word: batches launched, and the steps of the last 256 batches."""
+CAME_TO_AT, LAUNCHED_AT, BATCH_STEPS_AT, NUM_BATCH_STEPS = WORD.size, 64, 2048, 256
+"""In the GPU's page, after its first word: its second, batches launched, and the steps of the last 256 batches."""
 STAGE_BITS = 8
 
 WORKER = struct.Struct("<qiiQQQI")  # pid, number, is reading, since, files read, birthmark, length of the path
@@ -172,6 +173,8 @@ class GpuSlot:
     """The step that the batch is a part of."""
     launched: int
     """Batches that the host has handed over completely; one that it is still launching is not counted."""
+    came_to: int = 0
+    """Collectives of the batch's norms that it has come to; 0 as well if the GPU has not been asked since."""
 
     @property
     def word(self) -> int:
@@ -354,7 +357,9 @@ class Beacon:
         if batch == 0:
             return None
         step_at = at + BATCH_STEPS_AT + WORD.size * (batch % NUM_BATCH_STEPS)
-        return GpuSlot(batch, Stage(stage), int(WORD.unpack_from(self.map, step_at)[0]), launched)
+        came_to = int(WORD.unpack_from(self.map, at + CAME_TO_AT)[0]) - (batch << STAGE_BITS)
+        came_to = came_to if 0 <= came_to < 1 << STAGE_BITS else 0
+        return GpuSlot(batch, Stage(stage), int(WORD.unpack_from(self.map, step_at)[0]), launched, came_to)
 
     def workers(self, local_rank: int) -> list[WorkerSlot]:
         """Return the workers that have begun to read, in the order of their slots."""

@@ -46,10 +46,12 @@ class GpuRow:
     limit_s: float
     in_stage_s: float = 0.0
     """How long the monitor has seen it there; doctor, which looks once, does not know."""
+    came_to: int = 0
+    """Collectives of the batch's norms that it has come to, as of a quarter of a second ago."""
 
     @property
-    def position(self) -> tuple[int, Stage]:
-        return self.batch, self.stage
+    def position(self) -> tuple[int, Stage, int]:
+        return self.batch, self.stage, self.came_to
 
     @property
     def place(self) -> str:
@@ -72,7 +74,7 @@ class GpuRow:
             is_busy = gpu.stage is not Stage.END and gpu.stage is not host.stage
         else:
             is_busy = gpu.batch < gpu.launched or gpu.stage is not Stage.END
-        return cls(gpu.batch, gpu.stage, gpu.step, gpu.launched, is_busy, limit_s)
+        return cls(gpu.batch, gpu.stage, gpu.step, gpu.launched, is_busy, limit_s, came_to=gpu.came_to)
 
 
 @dataclass(frozen=True)

@@ -327,8 +327,8 @@ def other_graph(step: int) -> None:
 
     def find(self: Graphs, key: Any) -> Any:
         nonlocal done
-        batch_size, num_samples, ((updates, count), context) = key
-        other = real(self, (batch_size, num_samples, ((False, count), context)))
+        batch_size, num_samples, (updates, context) = key
+        other = real(self, (batch_size, num_samples, (False, context)))
         if done or not updates or Now.step < step or other is None:
             return real(self, key)
         done = True

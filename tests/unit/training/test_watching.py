@@ -10,6 +10,7 @@ import torch
 
 from nest_ssl.data import AudioNoiseBatch
 from nest_ssl.launch.ranks import ALONE
+from nest_ssl.modules import batch_norm
 from nest_ssl.training.watching import MOST_GPU_MARKS, GpuMarks, Watch
 from nest_ssl.watchdog.agent import RankAgent
 from nest_ssl.watchdog.beacon import PAGE_BYTES, Beacon
@@ -69,7 +70,7 @@ def test_a_replay_marks_the_batch_that_was_launched_last_without_any_python(watc
     for step in (41, 42, 43):
         watch.step_is_done(step)
         watch.forward_begins()
-        torch.add(gpu._stages, gpu._batch, alpha=256, out=gpu._words)
+        torch.add(gpu._numbers, gpu._batch, alpha=256, out=gpu._words)
         gpu._slot.copy_(gpu._word_of[Stage.EXCHANGE])
         assert where(watch) == (step - 39, Stage.EXCHANGE, step, step - 40)
 
@@ -179,6 +180,29 @@ def test_the_first_batch_of_an_epoch_and_after_validation_counts_as_a_start(watc
     assert beacon.rank(0).starts
 
 
+def test_the_gpu_counts_the_collectives_it_comes_to_in_a_batch(watch: Watch) -> None:
+    gpu = watch.gpu
+    assert gpu is not None
+
+    def came_to() -> int:
+        gpu._slot_of_count.copy_(gpu._came_to)  # what a thread does on a GPU
+        slot = beacon_of(watch).gpu(0)
+        assert slot is not None
+        return slot.came_to
+
+    sums = torch.randn(5, dtype=torch.double)
+    for _ in range(2):
+        watch.forward_begins()
+        watch.step_begins_on_gpu()
+        assert came_to() == 0
+        for number in (1, 2, 3):
+            assert torch.equal(gpu.bring(sums), sums)
+            assert came_to() == number
+    for _ in range(300):
+        gpu.bring(sums)
+    assert came_to() == 255
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_a_captured_step_marks_its_stages_in_every_replay() -> None:
@@ -191,6 +215,7 @@ def test_a_captured_step_marks_its_stages_in_every_replay() -> None:
     watch.marks_gpu(device)
     assert watch.gpu is not None
     x = torch.randn(64, 64, device=device)
+    sums = torch.randn(33, dtype=torch.double, device=device)
 
     def step() -> None:
         watch.step_begins_on_gpu()
@@ -198,8 +223,12 @@ def test_a_captured_step_marks_its_stages_in_every_replay() -> None:
             watch.enter(stage)
             torch.mm(x, x)
             if stage is Stage.BACKWARD:
-                torch.cuda._sleep(400_000_000)  # about 0.2 s
+                for _ in range(3):
+                    brought.append(batch_norm.bring(sums))
+                torch.cuda._sleep(1_000_000_000)  # about half a second
         watch.step_ends_on_gpu()
+
+    brought: list[torch.Tensor] = []
 
     watch.forward_begins()
     step()
@@ -216,8 +245,11 @@ def test_a_captured_step_marks_its_stages_in_every_replay() -> None:
         done = torch.cuda.Event()
         done.record()
         while not done.query():
-            seen.add(where(watch))
-        assert (number, Stage.BACKWARD, number - 1, number) in seen
+            slot = beacon.gpu(0)
+            seen.add((where(watch), 0 if slot is None else slot.came_to))
+        assert ((number, Stage.BACKWARD, number - 1, number), 3) in seen
         assert where(watch) == (number, Stage.END, number - 1, number)
+    assert all(torch.equal(copy, sums) for copy in brought)
     watch.training_has_ended()
     assert where(watch) is None
+    assert batch_norm.bring is torch.Tensor.clone

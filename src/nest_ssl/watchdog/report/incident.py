@@ -37,6 +37,8 @@ class Incident:
     part: str
     step: int
     stalled_s: float
+    limit_s: float
+    """How long it may take there; less than `stalled_s` unless nothing stalled."""
     file: str | None
     collective: str | None
     cause: str
@@ -84,6 +86,7 @@ def make_incident(verdict: Verdict, stack: list[str], run_dir: Path, name: str, 
         "part": "" if verdict.gpu is not None else part_label(verdict.stage, verdict.row.part),
         "step": verdict.step,
         "stalled_s": round(verdict.stalled_s, 2),
+        "limit_s": round(verdict.limit_s, 2),
         "file": subject.removeprefix("file ") if subject.startswith("file ") else None,
         "collective": subject.removeprefix("collective ") if subject.startswith("collective ") else None,
         "cause": _cause_with_free_space(verdict, run_dir),
@@ -227,7 +230,9 @@ def _why_by_gpu(verdict: Verdict, gpu: GpuRow) -> str:
         return f"its GPU is in {gpu.place}, and has left the {others.place}, in which the others wait: another graph?"
     more = gpu.launched - gpu.batch
     launched = f" and has launched {more} more batch{'' if more == 1 else 'es'}" if more > 0 else ""
-    return f"the GPU has been in {gpu.place} for {gpu.in_stage_s:.0f} s; {host}{launched}"
+    beside = [other.gpu for other in verdict.waiting if other.gpu is not None and other.gpu.place == gpu.place]
+    before = f", before collective {gpu.came_to + 1} of its batch norms," if beside else ""
+    return f"the GPU has been in {gpu.place}{before} for {gpu.in_stage_s:.0f} s; {host}{launched}"
 
 
 def _missing_call(verdict: Verdict) -> str:

@@ -337,6 +337,18 @@ def test_the_gpu_that_is_behind_is_stuck_and_those_in_the_exchange_wait_for_it()
     assert incident.others_text(verdict) == "waiting for rank 2: ranks 0, 1 and 3 in exchange of step 7 on the GPU"
 
 
+def test_among_gpus_in_one_stage_the_one_that_has_not_come_to_the_others_collective_is_stuck() -> None:
+    """As with synchronised batch norms, where ranks wait for each other in the middle of the backward pass."""
+    waits = gpu(7, Stage.BACKWARD, came_to=6)
+    verdict = judge_stalled(with_gpus(waits, waits, gpu(7, Stage.BACKWARD, came_to=5), waits), {}, FLOOR_S)
+    assert verdict is not None
+    assert (verdict.kind, verdict.ranks, verdict.stage) == ("gpu-stuck", [2], Stage.BACKWARD)
+    assert "in backward of step 7, before collective 6 of its batch norms, for 4 s;" in incident.cause(verdict)
+    verdict = judge_stalled(with_gpus(waits, waits, waits, waits), {}, FLOOR_S)
+    assert verdict is not None
+    assert verdict.kind == "gpu-unfinished"
+
+
 def test_a_gpu_that_is_stuck_between_two_batches_is_behind_too() -> None:
     before_8 = gpu(7, Stage.END, launched=8)
     verdict = judge_stalled(with_gpus(gpu(8, Stage.ENCODER), before_8), {}, FLOOR_S)
