@@ -318,12 +318,14 @@ class GpuMarks:
         return copy
 
     def _show_count(self) -> None:
-        stream = torch.cuda.Stream(self._batch.device)
+        # Of another priority, and so in another queue of the GPU than what waits for a kernel that does not end.
+        stream = torch.cuda.Stream(self._batch.device, priority=-1)
         while not self._ended.wait(SHOW_EVERY_S):
             try:
                 with torch.cuda.stream(stream):
                     self._slot_of_count.copy_(self._came_to, non_blocking=True)
-            except RuntimeError:  # the GPU has failed, which the rank's own thread reports
+            except RuntimeError as error:  # if the GPU has failed, the rank's own thread reports it
+                log.info("The GPU's count of collectives is not shown any more: %s", str(error).splitlines()[0])
                 return
 
     def ends(self) -> None:
