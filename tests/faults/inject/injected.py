@@ -274,6 +274,56 @@ def slow_but_well(step: int) -> None:
     before(ConformerEncoder, "forward", first)
 
 
+def slow_validation(step: int) -> None:
+    """Make every validation batch take a second; note the first."""
+    begin = once_at(step, lambda: None, validates=True)
+
+    def wait(*args: Any, **kwargs: Any) -> None:
+        begin()
+        if Now.validates:
+            time.sleep(1.0)
+
+    before(ConformerEncoder, "forward", wait)
+
+
+def slow_then_sleep(step: int) -> None:
+    """Make every step take a tenth of a second, and `step` never end."""
+    stop = once_at(step, sleep)
+
+    def wait(*args: Any, **kwargs: Any) -> None:
+        time.sleep(0.1)
+        stop()
+
+    before(ConformerEncoder, "forward", wait)
+
+
+def slow_second_epoch(step: int, blocks_at: int = 0) -> None:
+    """Make every file take two seconds from the second epoch on; or let the `blocks_at`-th of those never end."""
+    count = 0
+
+    def wait(*args: Any, **kwargs: Any) -> None:
+        nonlocal count
+        if Now.step < 0:
+            return
+        count += 1
+        if count == (blocks_at or 1):
+            note()
+        time.sleep(FOREVER_S if count == blocks_at else 2.0)
+
+    before(AudioNoiseDataset, "source", wait)
+
+
+def uses_up_memory(step: int) -> None:
+    """Take memory until the kernel objects."""
+    taken: list[bytearray] = []
+
+    def take() -> None:
+        while True:
+            taken.append(bytearray(os.urandom(2**20)) * 64)
+
+    before(ConformerEncoder, "forward", once_at(step, take))
+
+
 def list_collectives(step: int) -> None:
     """Append the collectives of every step to the note."""
     from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]
@@ -351,5 +401,10 @@ SPECIAL: dict[str, Callable[[int], None]] = {
     "killed_while_saving": killed_while_saving,
     "the_original_hang": the_original_hang,
     "slow_but_well": slow_but_well,
+    "slow_validation": slow_validation,
+    "slow_then_sleep": slow_then_sleep,
+    "slow_second_epoch": slow_second_epoch,
+    "slow_second_epoch_blocks": lambda step: slow_second_epoch(step, blocks_at=step),
+    "uses_up_memory": uses_up_memory,
     "list_collectives": list_collectives,
 }

@@ -419,16 +419,11 @@ class Slow:
 
 def find_slow(rows: Sequence[RankRow]) -> Slow | None:
     """Return the rank and stage that cost the others most time, if it is enough to be worth a line."""
-    worst: Slow | None = None
-    for row in rows:
-        step_ms = sum(row.usual_ms.values())
-        for stage, own_ms in row.usual_ms.items():
-            others = [other.usual_ms[stage] for other in rows if other.rank != row.rank and stage in other.usual_ms]
-            if not others:
-                continue
-            others_ms = statistics.median(others)
-            excess_ms = own_ms - others_ms
-            is_worse = worst is None or excess_ms > worst.own_ms - worst.others_ms
-            if excess_ms > max(SLOW_LEAST_MS, SLOW_LEAST_SHARE * step_ms) and is_worse:
-                worst = Slow(row.rank, stage, own_ms, others_ms)
-    return worst
+    found = []
+    for stage in dict.fromkeys(stage for row in rows for stage in row.usual_ms):
+        slowest, *others = sorted((row for row in rows if stage in row.usual_ms), key=lambda row: -row.usual_ms[stage])
+        if others:
+            own_ms, others_ms = slowest.usual_ms[stage], statistics.median(row.usual_ms[stage] for row in others)
+            if own_ms - others_ms > max(SLOW_LEAST_MS, SLOW_LEAST_SHARE * sum(slowest.usual_ms.values())):
+                found.append(Slow(slowest.rank, stage, own_ms, others_ms))
+    return max(found, key=lambda slow: slow.own_ms - slow.others_ms, default=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -313,6 +314,15 @@ def test_the_rank_that_costs_the_others_most_time_is_slow_and_its_stage_is_named
 def test_a_small_difference_or_a_single_rank_is_not_slow() -> None:
     assert find_slow([row(0, usual_ms={"data": 5.0}), row(1, usual_ms={"data": 40.0})]) is None
     assert find_slow([row(0, usual_ms={"data": 900.0})]) is None
+
+
+def test_a_slow_rank_is_found_among_thousands_without_comparing_each_with_each() -> None:
+    rows = [row(rank, usual_ms={"data": 5.0, "encoder": 20.0 + (rank == 3000) * 200}) for rank in range(4096)]
+    began = time.process_time()
+    slow = find_slow(rows)
+    assert time.process_time() - began < 1.0  # each with each takes a minute
+    assert slow is not None
+    assert (slow.rank, slow.stage, slow.own_ms, slow.others_ms) == (3000, "encoder", 220.0, 20.0)
 
 
 # ---- by the GPUs' own marks ----
