@@ -10,6 +10,7 @@ import importlib.machinery
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 
 TARGET = "nest_ssl.training.trainer"
@@ -47,3 +48,5 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 if os.environ.get("NEST_FAULT"):
     sys.meta_path.insert(0, _Finder())
+if cgroup := os.environ.get("NEST_FAULT_CGROUP"):
+    Path(cgroup, "cgroup.procs").write_text(str(os.getpid()))
