@@ -78,9 +78,9 @@ class Run:
         (path,) = (self.run_dir / "incidents").glob("*.json")
         return path.stat().st_mtime - self.struck
 
-    def status(self) -> dict[str, Any]:
-        """The monitor's latest status of the ranks, once it has seen all of them."""
-        path = self.run_dir / "watchdog" / "node0.json"
+    def status(self, node: int = 0) -> dict[str, Any]:
+        """The latest status of its ranks from a node's monitor, once it has seen all of them."""
+        path = self.run_dir / "watchdog" / f"node{node}.json"
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
             if path.is_file():

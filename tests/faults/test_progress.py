@@ -87,7 +87,7 @@ def test_row_31_a_monitor_that_was_silent_and_returned_still_judges(lab: Lab, no
     more = ("trainer.num_nodes=2", "trainer.max_steps=100000", "trainer.check_val_every_n_epoch=100000")
     runs = start_both(lab, "slow_then_sleep 1 150", two_nodes(), *more)
     runs[0].wait_for_step(2)
-    monitor = json.loads((runs[0].run_dir / "watchdog" / f"node{node}.json").read_text())["monitor_pid"]
+    monitor = runs[0].status(node)["monitor_pid"]
     os.kill(monitor, signal.SIGSTOP)
     time.sleep(3 * FLOOR_S)
     os.kill(monitor, signal.SIGCONT)
@@ -98,7 +98,7 @@ def test_row_31_a_monitor_that_was_silent_and_returned_still_judges(lab: Lab, no
         run.wait()
         assert run.returncode == 75, run.stderr[-4000:]
         check_nothing_left(run)
-    incident = runs[0].incident
+    incident, runs[0].struck_at = runs[0].incident, runs[1].struck
     assert (incident["ranks"], incident["stage"]) == ([1], "encoder")
     assert runs[0].reported_s < FLOOR_S + 3 + noise_s()
     keep_for_the_table(runs[0], incident["text"], runs[0].reported_s)

@@ -105,7 +105,11 @@ class Monitor:
             if code is not None:
                 self.node.write_status(own, now=True)
                 return code
-            time.sleep(LOOK_EVERY_S)
+            time.sleep(self._look_every_s())
+
+    def _look_every_s(self) -> float:
+        """Thousands of ranks are looked at less often: their nodes report less often, too."""
+        return LOOK_EVERY_S if self.leader is None else max(LOOK_EVERY_S, report_every_s(self.settings.num_nodes) / 4)
 
     def look_alone(self) -> int | None:
         """Take one look at the ranks of this node; return an exit code when the job is over."""
