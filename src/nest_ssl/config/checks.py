@@ -6,6 +6,7 @@ A numeric field declares its range in its type: `lr: Annotated[float, Range(0, 1
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import logging
@@ -51,6 +52,18 @@ class Range:
         if too_high:
             return f"is not below {self.most:g}" if self.below else f"is more than {self.most:.12g}"
         return ""
+
+
+@contextlib.contextmanager
+def named_section(section: str, config: Any) -> Iterator[None]:
+    """Give errors that begin with a key of the dataclass `config` the key's full name."""
+    try:
+        yield
+    except ValueError as error:
+        key = str(error).partition(":")[0]
+        if type(error) is ValueError and key in {field.name for field in dataclasses.fields(config)}:
+            raise ValueError(f"{section}.{error}") from error
+        raise
 
 
 Positive = Annotated[int, Range(1)]
@@ -162,7 +175,7 @@ def known_name(key: str, value: str, known: Collection[str]) -> None:
         by_lower = {name.lower(): name for name in known}
         near = difflib.get_close_matches(value.lower(), by_lower, n=1, cutoff=0.5)
         hint = f" Did you mean '{by_lower[near[0]]}'?" if near else ""
-        raise ValueError(f"{key}: there is no '{value}'.{hint} Known: {', '.join(known)}.")
+        raise ValueError(f"{key}: there is no '{value}'.{hint} Known: {', '.join(known) or 'none'}.")
 
 
 def not_supported(key: str, value: object, way_out: str) -> NoReturn:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import hydra
 import yaml
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -53,6 +53,11 @@ def compose(
         with hydra.initialize_config_dir(config_dir=str(folder), version_base="1.3"):
             node = hydra.compose(name, overrides=[*given, f"hydra.searchpath=[pkg://{YAML_PACKAGE}]"])
         data = OmegaConf.to_container(node, resolve=True)
+    except OverrideParseException as error:
+        key, _, value = error.override.lstrip("+").partition("=")
+        raise ConfigError(
+            f"{key}: Hydra cannot read {value}. Text with one of {{}}[](),:= in it needs quotes: '{key}=\"{value}\"'"
+        ) from error
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(f"{name}.yaml: {one_line(error)}") from error
     return parse(NestConfig, data, unused=unused_keys())

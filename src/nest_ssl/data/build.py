@@ -74,8 +74,8 @@ def build_loader(
         num_batches = plan.num_batches()
         if num_batches == 0:
             raise ValueError(
-                f"drop_last: {sum(map(len, sources))} utterances do not fill one batch on each of {world_size} ranks, "
-                "so none would be read."
+                f"batch_size: {sum(map(len, sources))} utterances do not fill one batch on each of {world_size} "
+                f"rank{'' if world_size == 1 else 's'}, so none would be read. Lower it, or set drop_last=false."
             )
         if rank == 0 and any(num_unread for _, num_unread in plan.unread()):
             log.info("%s", describe_unread(plan, sources))
@@ -376,7 +376,9 @@ def _buckets(config: DatasetConfig, sources: Sequence[Source]) -> _Bucketing:
         sizes = size if isinstance(size, list) else [size * (len(sources) - d) for d in range(len(sources))]
         for key, values in (("bucketing_batch_size", sizes), ("bucketing_weights", config.bucketing_weights)):
             if values is not None and len(values) != len(sources):
-                raise ValueError(f"{key}: {len(values)} values for {len(sources)} buckets.")
+                raise ValueError(
+                    f"{key}: {len(values)} values for {len(sources)} buckets. Each dataset in manifest_filepath is one."
+                )
         return _Bucketing(bucket_of, sizes)
     bucket_of, longest_s = duration_buckets(
         np.maximum(_durations_s(sources), np.float32(config.min_audio_len_secs)),  # shorter audio is padded to that

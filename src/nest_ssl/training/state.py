@@ -167,7 +167,7 @@ def examine_checkpoint(path: Path) -> str | None:
         with path.open("rb") as file:
             if not zipfile.is_zipfile(file):
                 what = "is not a training checkpoint, or cut off" if path.stat().st_size else "is empty"
-                raise CheckpointError(f"{path}: {what}.")
+                raise CheckpointError(f"{path}: {what}. Give a .ckpt file that 'nest-ssl pretrain' has written.")
             check_archive(file, str(path))
     origin = read_checkpoint(path, mmap=True)["progress"]["memory"].get("resumed_from")
     return None if origin is None else str(origin)

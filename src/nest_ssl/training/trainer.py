@@ -19,6 +19,7 @@ import yaml
 
 from nest_ssl.checkpoint import initialize
 from nest_ssl.config import CheckpointConfig, DatasetConfig, ExperimentConfig, NestConfig, TrainerConfig, parse
+from nest_ssl.config.checks import named_section
 from nest_ssl.config.training import PRECISIONS, changed_keys
 from nest_ssl.data import PlannedLoader, build_loader
 from nest_ssl.fast.engine import accelerate
@@ -455,16 +456,17 @@ class Fit:
         assert config is not None
         name = f"bad_files_{section.replace('.', '_')}_rank{self.world.rank}.jsonl"
         reads = self.watch.reads(section, config.num_workers)
-        loader = build_loader(
-            config,
-            rank=self.world.rank,
-            world_size=self.world.size,
-            seed=self.trainer.seed,
-            bad_files_path=self.folder.path / name,
-            same_every_epoch=same_every_epoch,
-            on_read=None if reads is None else reads.on_read,
-            mix=False,
-        )
+        with named_section(f"model.{section}", config):
+            loader = build_loader(
+                config,
+                rank=self.world.rank,
+                world_size=self.world.size,
+                seed=self.trainer.seed,
+                bad_files_path=self.folder.path / name,
+                same_every_epoch=same_every_epoch,
+                on_read=None if reads is None else reads.on_read,
+                mix=False,
+            )
         loader.bad_data.count = self.world.counter()
         loader.batches.on_skip = partial(self.watch.enter, Stage.DATA)  # the stage begins again: it makes progress
         if reads is not None:

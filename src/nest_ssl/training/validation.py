@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from nest_ssl.objective import MaskedPrediction
     from nest_ssl.training.parallel import World
     from nest_ssl.training.watching import Watch
+
+log = logging.getLogger(__name__)
 
 
 def validation_sets(config: DatasetConfig | None) -> dict[str, DatasetConfig]:
@@ -136,7 +139,14 @@ class Validation:
         named = dict(zip(self.loaders, sums, strict=True)) if len(sums) > 1 else {}
         metrics: dict[str, float] = {}
         for name, one in {"": whole, **named}.items():
-            if one.num_batches:
+            if one.num_batches and not one.tokens.masked:
+                what = "the validation" if not name else f"the validation set {name}"
+                log.warning(
+                    "%s: no token was masked, so it has no val_loss, and no checkpoint is its best. Use longer "
+                    "utterances, raise model.masking.mask_prob or block_size, or lower model.loss.mask_threshold.",
+                    what,
+                )
+            elif one.num_batches:
                 metrics |= {f"{name}_{key}" if name else key: value for key, value in one.metrics().items()}
         return metrics
 

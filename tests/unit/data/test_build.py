@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from nest_ssl.config import DatasetConfig
+from nest_ssl.config.checks import named_section
 from nest_ssl.data import LhotseAudioNoiseDataset, build_loader
 from nest_ssl.data.sources import lhotse as lhotse_source
 from tests.unit.data.corpus import NEEDS_LHOTSE, RATE, Corpus, assert_same, write_manifest
@@ -110,6 +111,9 @@ def test_missing_or_contradicting_keys_are_refused(corpus: Corpus) -> None:
         build_loader(corpus.config(min_duration=50.0))
     with pytest.raises(ValueError, match="22 utterances do not fill one batch on each of 8 ranks"):
         build_loader(corpus.config(drop_last=True), world_size=8)
+    with pytest.raises(ValueError, match=r"model\.train_ds\.batch_size: a value is needed"):  # noqa: SIM117
+        with named_section("model.train_ds", config := corpus.config(batch_size=None)):
+            build_loader(config)
     with pytest.raises(ValueError, match="seed: -1 is less than 0"):
         corpus.config(seed=-1)
     with pytest.raises(ValueError, match="rank 2 is not in"):

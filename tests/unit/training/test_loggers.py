@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -41,6 +44,20 @@ def test_a_logger_that_is_not_installed_is_named_with_its_pip_command(monkeypatc
         ValueError, match=r"create_wandb_logger: wandb is not installed. pip install 'nest-ssl\[wandb\]'"
     ):
         check_loggers(ExperimentConfig(create_tensorboard_logger=False, create_wandb_logger=True))
+
+
+def test_wandb_without_a_login_is_one_line_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = SimpleNamespace(Error=type("Error", (Exception,), {}))
+
+    def init(**given: Any) -> None:
+        raise errors.Error("No API key configured.\nUse wandb login.")
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(errors=errors, init=init))
+    exp = ExperimentConfig(create_tensorboard_logger=False, create_wandb_logger=True)
+    with pytest.raises(
+        ValueError, match=r"create_wandb_logger: No API key configured\. Use wandb login\. .*offline=true"
+    ):
+        Loggers(RunFolder(tmp_path), exp, enabled=True)
 
 
 def test_a_log_that_cannot_be_written_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -319,7 +319,8 @@ class BadDataLog:
         """Count a batch. Raises BadDataError if the epoch's share of bad utterances is too high."""
         self.num_read += num_utterances
         if cropped_files:
-            self._count_cropped(cropped_files)
+            has_stand_ins = any(bad.kind == "speech" for bad in bad_files)  # these are cropped as a matter of course
+            self._count_cropped(cropped_files, names=not has_stand_ins)
         added = Counter(bad.kind for bad in bad_files if not bad.stand_in)
         self.num_bad += added
         for bad in bad_files:
@@ -328,9 +329,9 @@ class BadDataLog:
         if bad_files:
             self._stop_if_too_many(added)
 
-    def _count_cropped(self, files: Sequence[str]) -> None:
+    def _count_cropped(self, files: Sequence[str], *, names: bool) -> None:
         self.num_bad["cropped"] += len(files)
-        if self.first_cropped is None:
+        if self.first_cropped is None and names:
             self.first_cropped = files[0]
             log.warning(
                 "%s: longer than the batches of its step are planned to be: cropped. Further ones are only counted. "

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from nest_ssl.config.checks import short
 from nest_ssl.data.manifest.lines import ManifestError, parse_lines
 from nest_ssl.files import replacing
 
@@ -58,6 +59,9 @@ def open_index(manifest: str, *, rebuild: bool = False) -> ManifestIndex:
     except FileNotFoundError:
         way_out = f"'nest-ssl prepare FOLDER --output {manifest}' writes one."
         raise ManifestError(manifest, "no such manifest", way_out) from None
+    except OSError as error:
+        way_out = "Check model.*.manifest_filepath."
+        raise ManifestError(short(manifest), f"cannot be opened: {error.strerror}", way_out) from error
     places = [Path(f"{manifest}.idx"), _cache_path(manifest)]
     for place in [] if rebuild else places:
         index = _load(place, status)

@@ -298,7 +298,9 @@ def split_groups(paths: Paths) -> list[list[str]]:
     else:
         groups = [split_paths(item) for item in paths]
     if not groups or not all(groups):
-        raise ValueError(f"no path in {paths!r}. Give a path, a comma-separated list, a list, or a list of lists.")
+        raise ValueError(
+            f"manifest_filepath: no path in {paths!r}. Give a path, a comma-separated list, a list, or a list of lists."
+        )
     return groups
 
 
