@@ -215,10 +215,7 @@ def bad_manifests(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["trainer.devices=3", "trainer.accelerator=gpu"], "no CUDA GPU was found"),
         (["model.train_ds.min_duration=50"], "no utterance is left between min_duration and max_duration"),
         (["model.train_ds.batch_size=400"], "model.train_ds.batch_size: 24 utterances do not fill one batch"),
-        (
-            ["model.train_ds.manifest_filepath=m_{{0..3}}.jsonl"],
-            "'model.train_ds.manifest_filepath=\"m_{{0..3}}.jsonl\"'",
-        ),
+        (["model.train_ds.manifest_filepath=m_{{0..3}}.json"], """manifest_filepath="m_{0..3}.json"'"""),
         (["model.optim.name=adamwww"], "adamwww"),
         (["exp_manager.exp_dir=/proc/nowhere"], "/proc/nowhere"),
         (["init_from_nemo_model=/nowhere.nemo"], "/nowhere.nemo: no such file"),

@@ -136,8 +136,8 @@ class _WeightsAndBiases:
             self._run = wandb.init(resume="allow", **given)
         except wandb.errors.Error as error:
             raise ValueError(
-                f"exp_manager.create_wandb_logger: {' '.join(str(error).split())} Run 'wandb login', set WANDB_API_KEY, "
-                "or set exp_manager.wandb_logger_kwargs.offline=true."
+                f"exp_manager.create_wandb_logger: {' '.join(str(error).split())} Run 'wandb login', or set "
+                "WANDB_API_KEY or exp_manager.wandb_logger_kwargs.offline=true."
             ) from error
         self._run.define_metric("trainer/global_step")
         self._run.define_metric("*", step_metric="trainer/global_step", step_sync=True)
