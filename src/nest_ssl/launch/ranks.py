@@ -16,6 +16,8 @@ BEACON_VARIABLE = "NEST_SSL_BEACON"
 """Set by nest-ssl's launcher for its ranks: the beacon's path."""
 LAUNCHER_VARIABLE = "NEST_SSL_LAUNCHER"
 """The launcher's process id."""
+LISTENER_VARIABLE = "NEST_SSL_LISTENER"
+"""Set by nest-ssl's launcher for rank 0: the number of a file, a socket that listens on the port it has chosen."""
 DEFAULT_PORT = 29500
 ALONE = RankFacts(0, 0, 1, 1, 0, "nobody", "127.0.0.1", DEFAULT_PORT)
 """A process that nobody has launched as one of several ranks."""
@@ -37,6 +39,10 @@ def number_in(env: Mapping[str, str], name: str, default: int = 0) -> int:
     if not (text.isascii() and text.strip().isdigit() and int(text) <= most):
         raise ValueError(f"{name}={text!r}: not a number from 0 to {most}. Set it to one, or unset it.")
     return int(text)
+
+
+def port_is_taken(port: int, why: str | None) -> ValueError:
+    return ValueError(f"port {port}: {why}. Set MASTER_PORT to a free port, or unset it to have one chosen.")
 
 
 def _from_torchrun(env: Mapping[str, str], devices: int) -> RankFacts:
