@@ -63,11 +63,13 @@ class SimulatedNode:
             beat_monitor=lambda: None,
             stop_signal=0,
             stop_step=-1,
+            stop_agreed=-1,
             local_ranks=RANKS,
             first_rank=RANKS * number,
             world_size=RANKS * plan.nodes,
         )
         self.recent = SimpleNamespace(update=lambda: False)
+        self.stop_acknowledged = -1
         self.ended: dict[str, Any] | None = None
         self._rows: list[RankRow] = []
         self._made_at = 0.0

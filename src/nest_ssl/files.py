@@ -45,10 +45,10 @@ def replace_text(path: str | Path, text: str, *, sync: bool = True) -> None:
         file.write(text.encode())
 
 
-def give_second_name(path: Path, second: Path) -> bool:
+def give_second_name(path: Path, second: Path, *, keeps_before: bool = False) -> bool:
     """Make `second` another name for the file `path`, atomically; of a folder, for each of its files.
 
-    False, with nothing changed: it is impossible.
+    False, with nothing changed: it is impossible. `keeps_before` a folder that was called `second`.
     """
     temporary = second.with_name(f".{second.name}.{os.getpid()}.tmp")
     try:
@@ -57,7 +57,7 @@ def give_second_name(path: Path, second: Path) -> bool:
             temporary.mkdir()
             for file in path.iterdir():
                 os.link(file, temporary / file.name)
-            put_in_place(temporary, second)
+            put_in_place(temporary, second, keeps_before=keeps_before)
         else:
             os.link(path, temporary)
             os.replace(temporary, second)

@@ -257,6 +257,7 @@ def _as_checkpoint_errors(path: Path, what: str) -> Iterator[None]:
 
 # ---- checkpoints in shards: a folder that torch.distributed.checkpoint wrote ----
 
+INDEX_CHECKSUM = "index_crc32"
 OPTIMIZER = "optimizer"
 """Tensors are named `state_dict.NAME`, `current_model_state.NAME` and `optimizer.NUMBER.KIND`."""
 _INDEX_GLOBALS = {
@@ -308,6 +309,8 @@ def read_sharded(folder: Path, empty: Empty | None = None, *, only: str = "") ->
 
     content = read_rest(folder)
     index = read_index(folder)
+    if content.pop(INDEX_CHECKSUM, None) not in (None, checksum_of_index(folder)):  # older ones have none
+        raise CheckpointError(f"{folder / SHARDS_INDEX}: is damaged: it fails its checksum.")
     tensors: dict[str, Any] = {}
     for name, about in index.state_dict_metadata.items():
         if name.startswith(only):
@@ -322,8 +325,12 @@ def read_sharded(folder: Path, empty: Empty | None = None, *, only: str = "") ->
         place = index.storage_data[item.storage_index]
         with (folder / place.relative_path).open("rb") as shard:
             shard.seek(place.offset)
-            check_archive(io.BytesIO(shard.read(place.length)), f"{folder}: {item.storage_index.fqn}")
-    reader.read_data(plan, planner).wait()
+            where = f"{folder / place.relative_path}: {item.storage_index.fqn}"
+            check_archive(io.BytesIO(shard.read(place.length)), where)
+    try:
+        reader.read_data(plan, planner).wait()
+    except RuntimeError as error:  # torch looks at more of an archive than its checksums cover
+        raise CheckpointError(f"{folder}: is damaged: {one_line(error)}") from error
     for place, value in tensors.items():
         section, name = place.split(".", 1)
         if section == OPTIMIZER:
@@ -332,6 +339,10 @@ def read_sharded(folder: Path, empty: Empty | None = None, *, only: str = "") ->
         else:
             content.setdefault(section, {})[name] = value
     return content
+
+
+def checksum_of_index(folder: Path) -> int:
+    return zlib.crc32((folder / SHARDS_INDEX).read_bytes())
 
 
 def read_index(folder: Path) -> Any:

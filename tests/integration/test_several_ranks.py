@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from nest_ssl import load
+from nest_ssl.training.loop import Loop
+from nest_ssl.training.state import restore
 from tests.integration.runs import arguments, losses, run, run_here
 
 TWO = ("trainer.devices=2", "trainer.strategy=ddp", "trainer.max_steps=3", "~model.validation_ds")
@@ -42,6 +47,28 @@ def test_sharded_ranks_train_save_and_resume_like_whole_ones(
     run_here(arguments(corpus, tmp_path, "sharded", "trainer.max_steps=7", "~model.validation_ds"))
     assert "resumed on 1 rank (was 2)" in caplog.text
     assert saved[0].is_file()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc of Linux")
+def test_ranks_of_a_node_share_the_memory_of_the_checkpoint_until_they_have_copied_it(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is mapped: the pages belong to the file, however many ranks read them."""
+    args = arguments(corpus, tmp_path, "run", "~model.validation_ds", "exp_manager.ema.enable=true")
+    last = run_here([*args, "trainer.max_steps=2"]) / "checkpoints" / "last.ckpt"
+    mapped: list[bool] = []
+
+    def look(function: Callable[..., Any]) -> Callable[..., Any]:
+        def looked(*given: Any) -> Any:
+            mapped.append(f"{last}\n" in Path("/proc/self/maps").read_text())
+            return function(*given)
+
+        return looked
+
+    monkeypatch.setattr("nest_ssl.training.trainer.restore", look(restore))
+    monkeypatch.setattr(Loop, "run", look(Loop.run))
+    run_here([*args, "trainer.max_steps=3"])
+    assert mapped == [True, False]
 
 
 @pytest.mark.gpu

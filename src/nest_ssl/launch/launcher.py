@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from nest_ssl.launch.ranks import BEACON_VARIABLE, LAUNCHER_VARIABLE
+from nest_ssl.launch.ranks import BEACON_VARIABLE, LAUNCHER_VARIABLE, LISTENER_VARIABLE, port_is_taken
 from nest_ssl.watchdog.beacon import Beacon, hold, is_in_use
 from nest_ssl.watchdog.node import verdict_path
 from nest_ssl.watchdog.rank import FINISHED, NEEDS_A_PERSON, RESUMABLE, RankFacts, RankState
@@ -58,7 +58,7 @@ class Job:
     node: int
     master_addr: str
     master_port: int | None
-    """None: any free port."""
+    """None: any free port of this node."""
     workers_per_rank: int
     settings: dict[str, Any]
     """The monitor's settings, without what differs between attempts."""
@@ -163,7 +163,12 @@ class Attempt:
             world_size=job.world_size,
             workers_per_rank=job.workers_per_rank,
         )
-        self.port = job.master_port or free_port()
+        # Rank 0 inherits the socket: a port that was only known to be free could be taken before rank 0 binds it.
+        self._listener: socket.socket | None = None
+        self.port = job.master_port or 0
+        if job.master_port is None:
+            self._listener = socket.create_server((job.master_addr, 0), backlog=2048)
+            self.port = int(self._listener.getsockname()[1])
         self.ranks: list[subprocess.Popen[bytes]] = []
         self.monitor = KeptMonitor(self._monitor_settings(), self.beacon)
 
@@ -175,10 +180,12 @@ class Attempt:
             for local_rank in range(self.job.local_ranks):
                 self.ranks.append(self._start_rank(local_rank))
                 self.beacon.set_pid(local_rank, self.ranks[-1].pid)
+            self._close_listener()  # rank 0 has its own
             self._wait()
             return self._outcome()
         finally:
             self._end_all()
+            self._close_listener()
             for number, handler in before.items():
                 signal.signal(number, handler)
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -197,9 +204,19 @@ class Attempt:
         )
         env = {**os.environ, **facts.variables()}
         env |= {BEACON_VARIABLE: str(self.beacon.path), LAUNCHER_VARIABLE: str(os.getpid())}
+        inherited: tuple[int, ...] = ()
+        if local_rank == 0 and self._listener is not None:
+            inherited = (self._listener.fileno(),)
+            env[LISTENER_VARIABLE] = str(self._listener.fileno())
         # The ranks share the cores; otherwise each would start a thread for every core.
         env.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // job.local_ranks)))
-        return subprocess.Popen(self.command, env=env, stdin=subprocess.DEVNULL, start_new_session=True)
+        return subprocess.Popen(
+            self.command, env=env, stdin=subprocess.DEVNULL, start_new_session=True, pass_fds=inherited
+        )
+
+    def _close_listener(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
 
     def _monitor_settings(self) -> Settings:
         return Settings(
@@ -360,9 +377,7 @@ def check_port(port: int) -> None:
         try:
             sock.bind(("", port))
         except OSError as error:
-            raise ValueError(
-                f"port {port}: {error.strerror}. Set MASTER_PORT to a free port, or unset it to have one chosen."
-            ) from error
+            raise port_is_taken(port, error.strerror) from error
 
 
 def check_address(address: str) -> None:

@@ -5,6 +5,7 @@ G gathered tokens, K codes per book, H books.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -95,9 +96,9 @@ class EpochMeans:
         return {"epoch": self.epoch, "weights": weights, "sums": sums}
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        self.epoch, self._sums = state["epoch"], dict(state["sums"])
+        self.epoch, self._sums = state["epoch"], copy.deepcopy(dict(state["sums"]))
         if "weights" in state:
-            self._weights = dict(state["weights"])
+            self._weights = copy.deepcopy(dict(state["weights"]))
         else:  # the first edition had one weight for all
             self._weights = {name: torch.tensor(float(state["weight"])) for name in self._sums}
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from nest_ssl.config import TrainerConfig
-from nest_ssl.launch.ranks import gpu_label, gpu_of_rank, shared_gpu_variables
+from nest_ssl.launch.ranks import LISTENER_VARIABLE, gpu_label, gpu_of_rank, port_is_taken, shared_gpu_variables
 from nest_ssl.watchdog.rank import RankFacts
 
 log = logging.getLogger(__name__)
@@ -187,15 +187,38 @@ def joined(
         if world.is_first:
             log.warning("debug.share_gpu: ranks share GPUs and talk over sockets; this shows behaviour, not speed.")
     backend = options.get("process_group_backend") or ("nccl" if device.type == "cuda" else "gloo")
-    alone: dict[str, Any] = {}
-    if world.size == 1:
-        alone = {"rank": 0, "world_size": 1, "store": distributed.HashStore()}  # type: ignore[attr-defined]
-    distributed.init_process_group(backend, device_id=device if backend == "nccl" else None, **alone)
+    given: dict[str, Any] = {}
+    try:
+        if (store := _store(facts)) is not None:
+            given = {"rank": facts.rank, "world_size": facts.world_size, "store": store}
+        distributed.init_process_group(backend, device_id=device if backend == "nccl" else None, **given)
+    except distributed.DistNetworkError as error:
+        if "EADDRINUSE" not in str(error):
+            raise
+        raise port_is_taken(facts.master_port, "another program has taken it") from error
     separate = config.sync_batchnorm and config.strategy_name != "fsdp"
     group = distributed.new_group() if separate else None
     yield replace(world, talks_to_itself=collectives, gradient_group=group)
     # A rank that fails does not get here, and just ends: to leave the group, it would have to wait for the others.
     distributed.destroy_process_group()
+
+
+def _store(facts: RankFacts) -> Any:
+    """The store through which the ranks meet; None: torch makes one from the environment, as with torchrun."""
+    if facts.world_size == 1:
+        return distributed.HashStore()  # type: ignore[attr-defined]
+    if facts.launcher != "nest-ssl":
+        return None
+    listener = os.environ.get(LISTENER_VARIABLE)
+    return distributed.TCPStore(  # type: ignore[attr-defined]
+        facts.master_addr,
+        facts.master_port,
+        facts.world_size,
+        is_master=facts.rank == 0,
+        timeout=distributed.distributed_c10d.default_pg_timeout,
+        wait_for_workers=False,
+        master_listen_fd=None if facts.rank or listener is None else int(listener),
+    )
 
 
 class FirstRanksClock:

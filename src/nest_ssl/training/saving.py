@@ -147,7 +147,10 @@ class Saver:
             return False
         best, last, step = self._best_written[1], self.folder.last_checkpoint, state.step
         if self._is_sharded:
-            return self.world.decision_of_first(self.world.is_first and _second_name(best, last, keeps_before=False))
+            done = self.world.is_first and _second_name(best, last, keeps_before=self.last_is_good)
+            done = self.world.decision_of_first(done)
+            self.last_is_good |= done
+            return done
         if not self.world.is_first:
             return True
         if not self._writing:
@@ -270,7 +273,7 @@ class Saver:
         if sharded:
             try:
                 with _said_of(path):
-                    write_shards(path, checkpoint, self.world)
+                    write_shards(path, checkpoint, self.world, keeps_before=self.last_is_good)
                     self._note_saved(path, step)
             except OSError as error:
                 self._note_failure(error, undo)
@@ -304,8 +307,11 @@ class Saver:
         if path.name == LAST:
             self.last_is_good = True
         if self.world.is_first:
-            self.folder.path.mkdir(parents=True, exist_ok=True)
-            replace_text(self.folder.saved, f"step {step}\n", sync=False)
+            try:
+                self.folder.path.mkdir(parents=True, exist_ok=True)
+                replace_text(self.folder.saved, f"step {step}\n", sync=False)
+            except OSError as error:  # the checkpoint itself is there
+                log.warning("%s: could not be written: %s", self.folder.saved, error.strerror or error)
 
     def wait(self) -> None:
         """Wait for the checkpoint that is being written. If it fails, warn; or raise, if that is one time too many."""
@@ -455,13 +461,17 @@ def _write_file(path: Path, checkpoint: dict[str, Any], *, keeps_before: bool) -
         if keeps_before and path.is_file():
             give_second_name(path, predecessor(path))
     if target != path:
-        put_in_place(target, path, keeps_before=keeps_before)
+        if path.name == LAST and not keeps_before:
+            remove(path)  # it is damaged, and its predecessor is not
+        put_in_place(target, path, keeps_before=path.name == LAST)
 
 
 def _second_name(best: Path, last: Path, *, keeps_before: bool) -> bool:
     if keeps_before and last.is_file() and not last.samefile(best):
         give_second_name(last, predecessor(last))
-    return give_second_name(best, last)
+    if last.is_dir() and not keeps_before:
+        remove(last)  # it is damaged, and its predecessor is not
+    return give_second_name(best, last, keeps_before=True)
 
 
 def check_finite_weights(weights: Mapping[str, Tensor], where: str, world: World | None = None) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from nest_ssl.files import SHARDS_REST, put_in_place, remove, replacing
-from nest_ssl.nemo_file import OPTIMIZER, read_index, read_sharded
+from nest_ssl.nemo_file import INDEX_CHECKSUM, OPTIMIZER, checksum_of_index, read_index, read_sharded
 from nest_ssl.run_folder import LAST
 from nest_ssl.training.optimizers import with_own_settings
 
@@ -104,12 +104,17 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Give the optimizer this state, whose tensors are whole or laid out as the parameters; its settings stay."""
+    """Give the optimizer this state, whose tensors are whole or laid out as the parameters; its settings stay.
+
+    What stays on the CPU is copied: the state may be mapped from a file, which must not be needed any longer.
+    """
     parameters = optimized(optimizer)
 
     def laid_out(value: Any, like: Tensor) -> Any:
-        if not isinstance(value, Tensor) or not is_shard(like) or value.shape != like.shape:
+        if not isinstance(value, Tensor):
             return value
+        if not is_shard(like) or value.shape != like.shape:
+            return value.clone() if like.device.type == "cpu" or value.ndim == 0 else value
         return with_layout(part_of(value, like).to(like.device, copy=not is_shard(value)), like)
 
     states = {
@@ -180,10 +185,11 @@ class ShardedGradients:
 # ---- checkpoints: every rank writes its own part ----
 
 
-def write_shards(path: Path, checkpoint: Mapping[str, Any], world: World) -> None:
+def write_shards(path: Path, checkpoint: Mapping[str, Any], world: World, *, keeps_before: bool = False) -> None:
     """Write a checkpoint with sharded tensors as the folder `path`, complete or not at all. Every rank takes part.
 
-    What is whole, batch statistics among it, is rank 0's, as in a file.
+    What is whole, batch statistics among it, is rank 0's, as in a file. Torch's index has no checksum of its own, and
+    says where each shard belongs: the rest has it.
     """
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
@@ -209,8 +215,10 @@ def write_shards(path: Path, checkpoint: Mapping[str, Any], world: World) -> Non
 
     def complete() -> None:
         with replacing(temporary / SHARDS_REST) as file:
-            torch.save(rest, file)
+            torch.save({**rest, INDEX_CHECKSUM: checksum_of_index(temporary)}, file)
         read_index(temporary)
+        if path.name == LAST and not keeps_before:
+            remove(path)  # it is damaged, and its predecessor is not
         put_in_place(temporary, path, keeps_before=path.name == LAST)
 
     _on_first(world, complete)

@@ -27,6 +27,7 @@ from nest_ssl.files import replace_text
 from nest_ssl.launch.ranks import ALONE, from_environment
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
 from nest_ssl.modules.batch_norm import synchronize_batch_norms
+from nest_ssl.nemo_file import CheckpointError
 from nest_ssl.run_folder import RunFolder, forget_after, logged_at, ranks_per_node
 from nest_ssl.training import experiment
 from nest_ssl.training.ema import Average
@@ -134,7 +135,8 @@ class Trainer:
                 stack.enter_context(
                     log_to_file(folder.path, self.exp, global_rank=self.global_rank, local_rank=self.local_rank)
                 )
-                content = None if self.checkpoint is None else read_checkpoint(self.checkpoint)
+                # Mapped: all ranks of a node share the pages of the file, and none has a copy of its own.
+                content = None if self.checkpoint is None else read_checkpoint(self.checkpoint, mmap=True)
                 if self.checkpoint is not None and content is not None:
                     check_resumable(cfg.model.optim, content, self.checkpoint)
                 if self.is_global_zero:
@@ -147,7 +149,9 @@ class Trainer:
                 with join as world, _torch_settings(self.config):
                     if self.run.agent is not None:
                         self.run.agent.gpu = gpu_in_words(world.device)
-                    Fit(self, cfg, model, folder, world, watch, content).run()
+                    fit = Fit(self, cfg, model, folder, world, watch, content)
+                    del content
+                    fit.run()
         except BaseException as error:
             watch.failed(error)
             raise
@@ -374,10 +378,9 @@ class Fit:
         step = self._train_step(limits)
         step.engine.expect((shape.batch_size, shape.num_samples) for shape in loader.shapes())
         trained = Trained(self.model, step, loader, world.size)
-        state = TrainState() if self.checkpoint is None else restore(self.checkpoint, trained)
+        state = self._restored(trained)
         if self.exp.resume_from_checkpoint is not None:
             state.memory.resumed_from = str(Path(self.exp.resume_from_checkpoint).expanduser().absolute())
-        self.checkpoint = None  # its tensors have been copied
         self.trainer.state = state
         watch.enter(Stage.INIT, InitPart.COMPARE)
         named = {f"validation_ds.{number}": one for number, one in enumerate(validation_loaders.values())}
@@ -434,6 +437,37 @@ class Fit:
             loop.saver.save_nemo_at_end(trained)
 
     # ---- parts ----
+
+    def _restored(self, trained: Trained) -> TrainState:
+        """Where the run was, from its checkpoint; every rank checks the shards that it reads.
+
+        If one of them is damaged, all ranks take the next checkpoint: a file was examined before they joined.
+        """
+        bad: dict[Path, str] = {}
+
+        def examine(path: Path) -> str | None:
+            if path in bad:
+                raise CheckpointError(bad[path])
+            return examine_checkpoint(path)
+
+        while self.checkpoint is not None:
+            content, self.checkpoint = self.checkpoint, None  # its tensors are copied, and can go
+            if "shards" not in content:
+                return restore(content, trained)
+            state, why = TrainState(), ""
+            try:
+                state = restore(content, trained)
+            except CheckpointError as error:
+                why = str(error)
+            reasons = sorted({reason for reason in self.world.votes(why) if reason})
+            if not reasons:
+                return state
+            bad[content["shards"]] = reasons[0]
+            say = log.warning if self.world.is_first else log.debug
+            self.trainer.checkpoint = self.folder.checkpoint_to_resume(self.exp, examine, say)
+            assert self.trainer.checkpoint is not None  # it would have been refused
+            self.checkpoint = read_checkpoint(self.trainer.checkpoint, mmap=True)
+        return TrainState()
 
     def _train_step(self, limits: Limits) -> TrainStep:
         total_steps = limits.total_steps(self.cfg.trainer.accumulate_grad_batches)

@@ -45,6 +45,8 @@ BEAT_EVERY_S = 0.25
 HOLD_S = 15.0
 """How long a failed rank waits for the monitor to end it: its evidence stays readable, and no other rank loses it."""
 MEANT_FOR_ALL_S = 0.5
+AGREEMENT_S = 30.0
+"""How long a rank waits at the stop step for the monitors, which agree within 10 s; then it saves without them."""
 SHOW_CURSOR = "\x1b[?25h"
 
 
@@ -104,7 +106,7 @@ class RankAgent:
         if why := self._why_at_once():
             say(f"nest-ssl: {name}: stopped; {why}")
             self._end_at_once()
-        self.beacon.stop_step = self.mark.step + 1
+        self.beacon.stop_step = self.beacon.stop_agreed = self.mark.step + 1
         say(f"nest-ssl: {name}: will save and exit by step {self.beacon.stop_step}")
 
     def _why_at_once(self) -> str:
@@ -138,9 +140,19 @@ class RankAgent:
         os._exit(RESUMABLE)
 
     def stop_is_due(self, step: int) -> bool:
-        """Return whether all ranks have agreed to save and leave once `step` steps are done."""
-        stop_step = self.beacon.stop_step
-        return stop_step != NO_STEP and step >= stop_step
+        """Return whether all ranks have agreed to save and leave once `step` steps are done.
+
+        A rank that comes to a step on which the nodes have not agreed yet waits: they agree on it, or on a later one.
+        """
+        beacon = self.beacon
+        if beacon.stop_step == NO_STEP:
+            return False
+        until = time.monotonic() + AGREEMENT_S
+        while step >= beacon.stop_step:
+            if beacon.stop_agreed == beacon.stop_step or time.monotonic() > until:
+                return True
+            time.sleep(0.01)
+        return False
 
     # ---- heartbeat, evidence, failure ----
 

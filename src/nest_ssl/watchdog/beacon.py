@@ -36,7 +36,7 @@ except ImportError:  # Windows
 # ---- layout: header, GPU pages, rank slots, histograms, worker slots ----
 
 LOCK = "lock"
-MAGIC = b"nestbcn3"
+MAGIC = b"nestbcn4"
 PAGE_BYTES = mmap.PAGESIZE
 """At least 4 KiB. A GPU can only write to whole pages that are locked in memory."""
 HEADER_BYTES = PAGE_BYTES
@@ -52,7 +52,7 @@ INT32 = struct.Struct("<i")
 INT = struct.Struct("<q")
 UINT = struct.Struct("<Q")
 HEADER = struct.Struct("<8sIIII")  # magic, local ranks, first rank, workers per rank, world size
-EVIDENCE_REQUEST, STOP_STEP, STOP_SIGNAL, MONITOR_BEAT, OWNER, OUTCOME, OOM_KILLS = 64, 72, 80, 88, 96, 104, 112
+EVIDENCE_REQUEST, STOP_STEP, STOP_SIGNAL, MONITOR_BEAT, OWNER, OUTCOME, OOM_KILLS, STOP_AGREED = range(64, 128, 8)
 
 RECORD = struct.Struct("<qiiQ")  # step, stage, part, since
 FACTS = struct.Struct("<qiiQQqQi")  # pid, state, stop signal, heartbeat, evidence given, exit status, steps, slow
@@ -231,7 +231,7 @@ class Beacon:
         beacon = cls(path)
         INT.pack_into(beacon.map, OWNER, os.getpid())
         INT.pack_into(beacon.map, OOM_KILLS, OomKiller().kills())
-        beacon.stop_step = NO_STEP
+        beacon.stop_step = beacon.stop_agreed = NO_STEP
         beacon.outcome = None
         for local_rank in range(local_ranks):
             beacon.set_exit_status(local_rank, NO_STATUS)
@@ -261,12 +261,21 @@ class Beacon:
 
     @property
     def stop_step(self) -> int:
-        """The step after which every rank saves and leaves; NO_STEP: none is agreed."""
+        """The step after which every rank is to save and leave, once that is agreed; NO_STEP: none."""
         return int(INT.unpack_from(self.map, STOP_STEP)[0])
 
     @stop_step.setter
     def stop_step(self, step: int) -> None:
         INT.pack_into(self.map, STOP_STEP, step)
+
+    @property
+    def stop_agreed(self) -> int:
+        """The stop step that every rank of the job knows of; a rank that reaches another one waits for a decision."""
+        return int(INT.unpack_from(self.map, STOP_AGREED)[0])
+
+    @stop_agreed.setter
+    def stop_agreed(self, step: int) -> None:
+        INT.pack_into(self.map, STOP_AGREED, step)
 
     @property
     def stop_signal(self) -> int:

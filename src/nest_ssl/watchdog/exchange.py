@@ -133,6 +133,7 @@ class Orders:
     """What the leader wants every node to do."""
 
     stop_step: int = -1
+    stop_agreed: int = -1
     evidence_request: int = 0
     end: dict[str, Any] | None = None
     """The verdict: exit code, incident, fault."""
@@ -142,7 +143,7 @@ class Orders:
         """Return the orders, if they are such as a leader gives: an incident's name cannot leave its folder."""
         orders = cls(**content)
         end = orders.end
-        if type(orders.stop_step) is not int or type(orders.evidence_request) is not int:
+        if not all(type(n) is int for n in (orders.stop_step, orders.stop_agreed, orders.evidence_request)):
             raise ValueError("orders without numbers")
         if end is not None:
             name = end["incident"]
@@ -163,6 +164,7 @@ class NodeReport:
     """Sent once, in answer to a request."""
     evidence_given: int = 0
     stop_signal: int = 0
+    stop_acknowledged: int = -1
     at: float = 0.0
 
 
@@ -173,6 +175,7 @@ def encode(report: NodeReport) -> dict[str, Any]:
         "rows": [_thin(row).to_json() for row in report.rows],
         "evidence_given": report.evidence_given,
         "stop_signal": report.stop_signal,
+        "stop_acknowledged": report.stop_acknowledged,
     }
     if report.failures:
         content["failures"] = [
@@ -216,6 +219,7 @@ def decode(message: dict[str, Any]) -> NodeReport:
         flights=flights,
         evidence_given=int(message["evidence_given"]),
         stop_signal=int(message["stop_signal"]),
+        stop_acknowledged=int(message["stop_acknowledged"]),
         at=time.monotonic(),
     )
 
@@ -381,6 +385,12 @@ class Leader:
 
     def stop_signal(self) -> int:
         return max((report.stop_signal for report in self._reports()), default=0)
+
+    def nodes_without(self, stop_step: int) -> list[int]:
+        """Return the other nodes that have not acknowledged this step."""
+        with self._lock:
+            acknowledged = {node for node, report in self._nodes.items() if report.stop_acknowledged == stop_step}
+        return sorted(set(range(1, self._num_nodes)) - acknowledged)
 
     def close(self) -> None:
         self._is_open = False

@@ -27,6 +27,7 @@ from nest_ssl.watchdog.exchange import (
     Follower,
     Leader,
     NodeReport,
+    Orders,
     job_secret,
     report_every_s,
 )
@@ -70,6 +71,8 @@ STOP_MARGIN = 2
 """Steps between the decision to stop and the stop, so that no rank has passed the stop before it learns of it."""
 OTHER_NODES_S = 2.0
 """Time that the decision to stop needs to reach other nodes, at least; a node that reports seldom needs longer."""
+AGREE_WITHIN_S = 10.0
+"""After this long the stop is agreed without the nodes that have not acknowledged it: clusters kill after 30 s."""
 REPORT_S = 20.0
 """A report that takes longer than this is given up: the disk does not respond."""
 WARN_FROM_S = 10.0
@@ -92,6 +95,8 @@ class Monitor:
         self._reported: set[tuple[object, ...]] = set()
         self._slow: Slow | None = None
         self._started: tuple[float, int] | None = None
+        self._stop_since: float | None = None
+        self._stop_margin = STOP_MARGIN
 
     def run(self) -> int:
         """Watch until all ranks have left or the job is ended; return the job's exit code."""
@@ -288,25 +293,65 @@ class Monitor:
     # ---- stopping together ----
 
     def _stop(self, rows: list[RankRow]) -> int | None:
-        """Choose the step after which all ranks save and exit, once one of them or a launcher is asked to stop."""
+        """Choose the step after which all ranks save and exit, once one of them or a launcher is asked to stop.
+
+        It is agreed once every node has acknowledged it. If a rank comes to it before that, it is put off.
+        """
         step_now = max(row.step for row in rows)
         if self._started is None and step_now > 0:
             self._started = (time.monotonic(), step_now)
         asked = max(self.node.beacon.stop_signal, *(row.stop_signal for row in rows))
         asked = max(asked, self.leader.stop_signal() if self.leader is not None else 0)
-        if not asked or self.node.beacon.stop_step != NO_STEP:
+        if self.node.beacon.stop_step != NO_STEP:
+            self._agree(step_now)
+            return None
+        if not asked:
             return None
         name = signal_name(asked)
         if not self.settings.saves or any(row.stage is Stage.INIT and row.is_active for row in rows):
             why = "nothing to save before the first step" if self.settings.saves else "without saving, as configured"
             say(f"nest-ssl: {name}: stopped; {why}")
             return self._leave(RESUMABLE, None, None)
-        step = step_now + STOP_MARGIN + (self._steps_in(self._reach_s(), step_now) if self.leader is not None else 0)
-        if self.leader is not None:
-            self.leader.orders.stop_step = step
-        self.node.stop_at(step)
+        step = self._propose(step_now)
         say(f"nest-ssl: {name}: all ranks will save and exit by step {step}")
+        self._agree(step_now)
         return None
+
+    def _propose(self, step_now: int) -> int:
+        reach = self._steps_in(self._reach_s(), step_now) if self.settings.num_nodes > 1 else 0
+        step = step_now + self._stop_margin + reach
+        self._stop_margin *= 2  # for the next time: it was too little
+        self.node.stop_at(step)
+        return step
+
+    def _agree(self, step_now: int) -> None:
+        """Agree on the stop step if all nodes know it; put it off if a rank may have reached it before.
+
+        Ranks that have reached it wait meanwhile. A new monitor continues with what the beacon says.
+        """
+        beacon, now = self.node.beacon, time.monotonic()
+        self._stop_since = self._stop_since or now
+        if beacon.stop_agreed != beacon.stop_step:
+            missing = self._nodes_without(beacon.stop_step)
+            if not missing:
+                beacon.stop_agreed = beacon.stop_step
+            elif step_now + 1 >= beacon.stop_step:
+                nodes = f"node{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+                if now - self._stop_since > AGREE_WITHIN_S:
+                    beacon.stop_agreed = beacon.stop_step
+                    say(f"nest-ssl: warning: {nodes} did not confirm the stop; the others save and exit now")
+                else:
+                    step = self._propose(step_now)
+                    say(f"nest-ssl: {nodes} did not confirm in time: all ranks will save and exit by step {step}")
+        if self.leader is not None:
+            self.leader.orders.stop_step, self.leader.orders.stop_agreed = beacon.stop_step, beacon.stop_agreed
+
+    def _nodes_without(self, stop_step: int) -> list[int]:
+        """Return the nodes of which it is not known that they have acknowledged this step."""
+        own = [] if self.node.stop_acknowledged == stop_step else [self.settings.node]
+        if self.leader is not None:
+            return own + self.leader.nodes_without(stop_step)
+        return own + [node for node in range(self.settings.num_nodes) if node != self.settings.node]
 
     def _reach_s(self) -> float:
         return OTHER_NODES_S + report_every_s(self.settings.num_nodes)
@@ -387,7 +432,7 @@ class Following:
         node, report = self.node, self._report
         node.beacon.beat_monitor()
         report.rows, report.failures = node.rows(), node.failures()
-        report.stop_signal = node.beacon.stop_signal
+        report.stop_signal, report.stop_acknowledged = node.beacon.stop_signal, node.stop_acknowledged
         node.write_status(report.rows)
         is_over = all(row.is_gone and not row.is_active for row in report.rows)
         if is_over or self._report_is_due():
@@ -401,7 +446,7 @@ class Following:
                 self._has_leader()
                 if orders.end is not None:
                     return self._end(orders.end)
-                node.stop_at(orders.stop_step)
+                self._stop_as_ordered(orders)
             elif self.follower.has_lost_leader:
                 self._has_no_leader()
         if is_over:
@@ -414,6 +459,14 @@ class Following:
         if code is not None:
             node.write_status(node.rows(), now=True)
         return code
+
+    def _stop_as_ordered(self, orders: Orders) -> None:
+        node = self.node
+        if orders.stop_step > node.beacon.stop_step:
+            node.stop_at(orders.stop_step)
+            self._next_report = 0.0  # the leader waits for the answer
+        if orders.stop_agreed != NO_STEP:
+            node.beacon.stop_agreed = orders.stop_agreed
 
     def _report_is_due(self) -> bool:
         """Return whether it is time: often after something has happened, else as often as the leader can bear."""

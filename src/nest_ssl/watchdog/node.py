@@ -47,6 +47,8 @@ class Node:
         self._stopped_since: dict[int, float] = {}
         self._gpu_since: dict[int, tuple[object, float]] = {}
         self._next_status = 0.0
+        self.stop_acknowledged = NO_STEP
+        """The last stop step that all ranks of this node have learnt of in time."""
 
     # ---- observing ----
 
@@ -130,9 +132,16 @@ class Node:
     # ---- acting ----
 
     def stop_at(self, step: int) -> None:
-        """Have every rank save and exit after `step`."""
-        if step != NO_STEP and self.beacon.stop_step == NO_STEP:
-            self.beacon.stop_step = step
+        """Have every rank save and exit after `step`, once that is agreed; acknowledge it if none may have passed it.
+
+        A rank shows that it has finished a step only after it has looked whether to stop there.
+        """
+        if step <= self.beacon.stop_step:
+            return
+        self.beacon.stop_step = step
+        slots = [self.beacon.rank(local_rank) for local_rank in range(self.beacon.local_ranks)]
+        if all(slot.step + 1 < step for slot in slots if slot.state is RankState.RUNNING):
+            self.stop_acknowledged = step
 
     def end(self, verdict: dict[str, Any]) -> None:
         """End every process of the job on this node, and record why."""

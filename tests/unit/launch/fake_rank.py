@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -54,6 +55,14 @@ def act(behaviour: str, agent: RankAgent) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
     elif behaviour == "sleep":
         time.sleep(1000)
+    elif behaviour == "take-port":
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                sock.bind(("127.0.0.1", agent.facts.master_port))
+                say("the port was free")
+            except OSError:
+                say("the port was taken")
     elif behaviour == "fail":
         agent.fail(KeyError("a bug"))
     elif behaviour.startswith("had-a-worker-"):

@@ -228,6 +228,11 @@ def test_a_port_in_use_is_refused_with_a_way_out() -> None:
     check_port(free_port())
 
 
+def test_a_port_that_the_launcher_has_chosen_cannot_be_taken_before_rank_0_uses_it(tmp_path: Path) -> None:
+    code, stderr = run(job(tmp_path, "ok", "take-port"))
+    assert (code, stderr) == (0, "the port was taken\n")
+
+
 def test_an_address_that_cannot_be_resolved_is_refused_with_a_way_out() -> None:
     with pytest.raises(ValueError, match="MASTER_ADDR=nowhere.invalid"):
         check_address("nowhere.invalid")

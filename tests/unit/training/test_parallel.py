@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+import socket
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from nest_ssl.config import TrainerConfig
 from nest_ssl.modules.batch_norm import SynchronizedBatchNorm, synchronize_batch_norms
 from nest_ssl.training import parallel
 from nest_ssl.training.parallel import (
@@ -17,7 +20,9 @@ from nest_ssl.training.parallel import (
     FirstRanksClock,
     Gradients,
     World,
+    joined,
 )
+from nest_ssl.watchdog.rank import RankFacts
 from tests.helpers import tiny_model
 from tests.ranks import on_ranks
 
@@ -183,3 +188,16 @@ def test_all_ranks_hear_the_first_ranks_clock_once_at_the_same_step(first_step: 
 
 def test_one_rank_hears_its_own_clock_at_once() -> None:
     assert FirstRanksClock(World()).answer(7, 3) == 3
+
+
+@pytest.mark.parametrize("launcher", ["nest-ssl", "environment"])
+def test_a_port_that_was_taken_after_it_was_checked_is_an_error_that_names_the_variable(
+    launcher: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("", 0)) as taken:
+        facts = RankFacts(0, 0, 2, 2, 0, launcher, "127.0.0.1", taken.getsockname()[1])
+        for name, value in facts.variables().items():
+            monkeypatch.setenv(name, value)
+        message = f"port {facts.master_port}: another program has taken it. Set MASTER_PORT to a free port"
+        with pytest.raises(ValueError, match=re.escape(message)), joined(TrainerConfig(accelerator="cpu"), facts):
+            pass

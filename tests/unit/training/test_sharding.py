@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import pickle
 import shutil
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
 from nest_ssl import load
-from nest_ssl.config import CheckpointConfig, EmaConfig, OptimConfig
+from nest_ssl.config import CheckpointConfig, EmaConfig, ExperimentConfig, OptimConfig
 from nest_ssl.data import AudioNoiseBatch
 from nest_ssl.data.batch.loader import BadDataLog
 from nest_ssl.fast import encoder as fused_encoder
@@ -30,6 +31,7 @@ from nest_ssl.training.parallel import World
 from nest_ssl.training.saving import MOST_FAILURES, Saver
 from nest_ssl.training.state import Trained, TrainState, averaged_weights, read_checkpoint, restore
 from nest_ssl.training.step import Clipping, TrainStep
+from nest_ssl.training.trainer import Fit
 from nest_ssl.training.watching import Watch
 from tests.helpers import NO_DROPOUT, tiny_model
 from tests.ranks import on_ranks
@@ -160,13 +162,33 @@ def resume(world: World, path: Path) -> dict[str, Any]:
     assert (state.step, state.batch) == (2, 2 * 2 // world.size)
     restored = whole_state(trained, world)
     ours = saver(path.parent.parent, world)
+    ours.last_is_good = True
     ours.save_last(state, trained)
     ours.finish()
     return {"restored": restored, "losses": take_steps(trained, range(2, 3))}
 
 
-def resume_both(world: World, *paths: Path) -> list[dict[str, Any]]:
-    return [resume(world, path) for path in paths]
+def resume_all(world: World, paths: list[Path], damaged: RunFolder) -> dict[str, Any]:
+    return {"good": [resume(world, path) for path in paths], "damaged": fall_back(world, damaged)}
+
+
+def fall_back(world: World, folder: RunFolder) -> dict[str, Any]:
+    """What the trainer does with a run whose `last.ckpt` is damaged, and what the next save leaves."""
+    trained = trained_model(world, 2)
+    trainer: Any = SimpleNamespace(checkpoint=folder.last_checkpoint)
+    cfg, model, watch = SimpleNamespace(), trained.model, Watch()
+    fit = Fit(trainer, cfg, model, folder, world, watch, read_checkpoint(folder.last_checkpoint))  # type: ignore[arg-type]
+    fit.exp = ExperimentConfig(resume_if_exists=True)
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("nest_ssl").addHandler(handler)
+    state = fit._restored(trained)
+    restored = whole_state(trained, world)
+    ours = saver(folder.path, world)
+    ours.last_is_good = trainer.checkpoint == folder.last_checkpoint
+    ours.save_last(TrainState(step=state.step + 1), trained)
+    return {"step": state.step, "from": trainer.checkpoint.name, "restored": restored, "said": said}
 
 
 def saver(folder: Path, world: World) -> Saver:
@@ -227,12 +249,26 @@ def test_any_number_of_ranks_resumes_a_folder_of_shards_or_a_file(
         shutil.copytree(run[0] / "last.ckpt", path)
     found = [resume(World(), last[1])]
     assert last[1].is_file()
-    found += on_ranks(resume_both, 3, *last)[0]
+    damaged = RunFolder(tmp_path / "damaged")
+    for name in ("last.ckpt", "last-before.ckpt"):
+        shutil.copytree(run[0] / "last.ckpt", damaged.checkpoints / name)
+    shard = flip_a_bit(damaged.last_checkpoint, wanted)
+    of_three = on_ranks(resume_all, 3, last, damaged)
+    found += of_three[0]["good"]
     assert all(path.is_dir() for path in last)
     for one in found:
         assert_same(one["restored"], wanted["saved"])
         assert one["losses"] == pytest.approx(wanted["losses"], rel=1e-5)
     assert {name.name for path in last for name in path.parent.iterdir()} == {"last.ckpt", "last-before.ckpt"}
+    # A shard that only some ranks read is damaged: all ranks take the checkpoint before, which is kept until a new one.
+    first = of_three[0]["damaged"]
+    assert_same(first["restored"], wanted["saved"])
+    assert [rank["damaged"]["from"] for rank in of_three] == ["last-before.ckpt"] * 3
+    assert f"passed over a checkpoint: {shard}: state_dict." in first["said"][0]
+    assert f"resuming from {damaged.checkpoints / 'last-before.ckpt'} instead" in first["said"][1]
+    assert not any("passed over" in line for line in of_three[1]["damaged"]["said"])
+    steps = {path.name: read_checkpoint(path)["global_step"] for path in damaged.checkpoints.iterdir()}
+    assert steps == {"last.ckpt": 3, "last-before.ckpt": 2}
 
 
 def test_a_folder_that_is_incomplete_or_holds_other_types_is_refused(tmp_path: Path) -> None:
@@ -246,13 +282,30 @@ def test_a_folder_that_is_incomplete_or_holds_other_types_is_refused(tmp_path: P
         load(folder)
 
 
+def flip_a_bit(folder: Path, wanted: dict[str, Any]) -> Path:
+    """Damage the first half of a weight; return its shard."""
+    weight = wanted["saved"]["average"]["encoder.layers.0.norm_out.weight"].numpy().tobytes()[:8]
+    shard = next(path for path in folder.glob("*.distcp") if weight in path.read_bytes())
+    data = bytearray(shard.read_bytes())
+    data[data.index(weight)] ^= 1
+    shard.write_bytes(data)
+    return shard
+
+
 def test_a_flipped_bit_in_a_shard_is_noticed(run: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     damaged = tmp_path / "last.ckpt"
     shutil.copytree(run[0] / "last.ckpt", damaged)
-    shard = max(damaged.glob("*.distcp"), key=lambda path: path.stat().st_size)
-    weight = run[1]["saved"]["average"]["encoder.layers.0.norm_out.weight"].numpy().tobytes()
-    data = bytearray(shard.read_bytes())
-    data[data.index(weight[: len(weight) // 4])] ^= 1
-    shard.write_bytes(data)
-    with pytest.raises(CheckpointError, match=r"last\.ckpt: state_dict\..* is damaged: .* fails its checksum"):
+    shard = flip_a_bit(damaged, run[1])
+    with pytest.raises(CheckpointError, match=rf"{shard}: state_dict\..* is damaged: .* fails its checksum"):
+        load(damaged)
+
+
+def test_a_flipped_bit_in_the_index_of_shards_is_noticed(run: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    """Pickle has no checksum: another place for a shard would be as good as any."""
+    damaged = tmp_path / "last.ckpt"
+    shutil.copytree(run[0] / "last.ckpt", damaged)
+    index = pickle.loads((damaged / ".metadata").read_bytes())
+    index.planner_data = "another"
+    (damaged / ".metadata").write_bytes(pickle.dumps(index))
+    with pytest.raises(CheckpointError, match=r"last\.ckpt/\.metadata: is damaged: it fails its checksum"):
         load(damaged)

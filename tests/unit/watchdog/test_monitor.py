@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
+import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from nest_ssl.watchdog.agent import RankAgent
+from nest_ssl.watchdog.beacon import Beacon
+from nest_ssl.watchdog.exchange import Follower, Leader, NodeReport, Orders
 from nest_ssl.watchdog.judge.blame import Verdict, judge_stalled
 from nest_ssl.watchdog.judge.flight import Flight
-from nest_ssl.watchdog.monitor import Monitor
-from nest_ssl.watchdog.rank import InitPart, Stage
+from nest_ssl.watchdog.monitor import Following, Monitor
+from nest_ssl.watchdog.rank import InitPart, RankFacts, RankState, Stage
 from nest_ssl.watchdog.rows import RankRow
 from tests.unit.launch.test_launcher import FLOOR_S as JOB_FLOOR_S
 from tests.unit.launch.test_launcher import incident, job
 from tests.unit.launch.test_launcher import run as launched
-from tests.unit.watchdog.facts import FLOOR_S, calls, row
+from tests.unit.watchdog.facts import FLOOR_S, calls, monitor_settings, row
 
 LONG = [row(rank, Stage.VALIDATION, 3.9) for rank in (0, 1)]
 MOVED_ON = [row(rank, Stage.BACKWARD, 0.1) for rank in (0, 1)]
@@ -187,3 +195,111 @@ def test_the_monitor_needs_no_torch() -> None:
     code = "import sys, nest_ssl.watchdog.monitor; print('torch' in sys.modules, 'hydra' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+# ---- stopping together ----
+
+
+class DeafFollower(Follower):
+    """Has no contact with the leader from `deaf_from` on, for `deaf_s`."""
+
+    deaf_from, deaf_s = math.inf, 0.0
+
+    def send(self, report: NodeReport) -> Orders | None:
+        if self.deaf_from <= time.monotonic() < self.deaf_from + self.deaf_s:
+            return None
+        return super().send(report)
+
+
+class TwoNodes:
+    """Two monitors, and two ranks that wait for each other in every step of 5 ms until they are told to stop."""
+
+    def __init__(self, folder: Path) -> None:
+        self.stopped_after: dict[int, int] = {}
+        self.over = threading.Event()
+        self._exchange = threading.Barrier(2)
+        self.leader = Leader("127.0.0.1", 0, b"secret", num_nodes=2, world_size=2)
+        self.agents, settings = [], []
+        for node in (0, 1):
+            path = folder / f"node{node}"
+            path.mkdir()
+            beacon = Beacon.create(path / "beacon", local_ranks=1, first_rank=node, world_size=2, workers_per_rank=1)
+            facts = RankFacts(node, 0, 2, 1, node, "nest-ssl", "127.0.0.1", 1)
+            self.agents.append(RankAgent(facts, beacon, has_monitor=True))
+            self.agents[-1].mark.take()
+            settings.append(monitor_settings(folder, str(beacon.path), node=node, num_nodes=2))
+        self.follower = DeafFollower("127.0.0.1", self.leader.port, b"secret", 1, 60.0)
+        looks = [Monitor(settings[0], self.leader).look_alone, Following(settings[1], self.follower)._look]
+        self._threads = [threading.Thread(target=self._monitor, args=(look,)) for look in looks]
+        self._threads += [threading.Thread(target=self._train, args=(agent,)) for agent in self.agents]
+        for thread in self._threads:
+            thread.start()
+
+    def _monitor(self, look: Callable[[], object]) -> None:
+        while not self.over.wait(0.05):
+            look()
+
+    def _train(self, agent: RankAgent) -> None:
+        step = 0
+        with contextlib.suppress(threading.BrokenBarrierError):
+            while not self.over.is_set():
+                agent.mark.enter(Stage.BACKWARD)
+                self._exchange.wait(timeout=10)
+                step += 1
+                agent.mark.finish_step(step)
+                if agent.stop_is_due(step):
+                    self.stopped_after[agent.facts.rank] = step
+                    agent.mark.state = RankState.STOPPED
+                    return
+                agent.mark.enter(Stage.DATA)
+                time.sleep(0.005)
+
+    def wait_for(self, is_so: Callable[[], bool], seconds: float = 8.0) -> bool:
+        deadline = time.monotonic() + seconds
+        while not is_so() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return is_so()
+
+    def end(self) -> None:
+        self.over.set()
+        self._exchange.abort()
+        for thread in self._threads:
+            thread.join(timeout=10)
+        self.leader.close()
+
+
+@pytest.fixture
+def two_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoNodes]:
+    monkeypatch.setattr("nest_ssl.watchdog.monitor.OTHER_NODES_S", 0.1)
+    monkeypatch.setattr("nest_ssl.watchdog.monitor.AGREE_WITHIN_S", 1.0)
+    nodes = TwoNodes(tmp_path)
+    assert nodes.wait_for(lambda: len(nodes.leader.rows()) == 1 and nodes.agents[0].mark.step > 20)
+    yield nodes
+    nodes.end()
+
+
+@pytest.mark.parametrize("deaf_s", [0.0, 0.8])
+def test_nodes_stop_after_the_same_step_even_if_one_hears_of_it_late(
+    two_nodes: TwoNodes, deaf_s: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    two_nodes.follower.deaf_s, two_nodes.follower.deaf_from = deaf_s, time.monotonic()
+    two_nodes.agents[0].mark.ask_to_stop(signal.SIGTERM)
+    assert two_nodes.wait_for(lambda: len(two_nodes.stopped_after) == 2), "a rank waits for one that has left"
+    assert len(set(two_nodes.stopped_after.values())) == 1
+    said = capsys.readouterr().err.strip().splitlines()
+    assert said[-1].endswith(f"all ranks will save and exit by step {two_nodes.stopped_after[0]}")
+    assert ("node 1 did not confirm in time" in said[-1]) == (deaf_s > 0)
+
+
+def test_a_node_that_never_confirms_a_stop_does_not_keep_the_others_from_saving(
+    two_nodes: TwoNodes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    two_nodes.follower.deaf_s, two_nodes.follower.deaf_from = math.inf, time.monotonic()
+    two_nodes.agents[0].mark.ask_to_stop(signal.SIGTERM)
+    assert two_nodes.wait_for(lambda: 0 in two_nodes.stopped_after)
+    assert "node 1 did not confirm the stop; the others save and exit now" in capsys.readouterr().err
+
+
+def test_a_new_monitor_of_the_first_node_repeats_the_stop_step_that_it_finds(two_nodes: TwoNodes) -> None:
+    two_nodes.agents[0].beacon.stop_step = 10_000_000
+    assert two_nodes.wait_for(lambda: two_nodes.agents[1].beacon.stop_step == 10_000_000)

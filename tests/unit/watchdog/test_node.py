@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nest_ssl.watchdog.beacon import WORD, Beacon, GpuLog, RankMark
+from nest_ssl.watchdog.beacon import NO_STEP, WORD, Beacon, GpuLog, RankMark
 from nest_ssl.watchdog.judge.blame import judge_dead
 from nest_ssl.watchdog.node import Node, verdict_path
 from nest_ssl.watchdog.rank import Stage
@@ -75,3 +75,16 @@ def test_the_kernels_counter_tells_why_a_rank_was_killed(tmp_path: Path, beacon:
         assert verdict.kind == kind
         told = "the kernel's OOM killer has ended 1 process of this job" in incident.cause(verdict)
         assert told == (kind == "host-memory")
+
+
+def test_a_stop_step_that_a_rank_may_have_passed_is_not_acknowledged(tmp_path: Path, beacon: Beacon) -> None:
+    node, mark = Node(monitor_settings(tmp_path, str(beacon.path))), RankMark(beacon, 0)
+    mark.take()
+    mark.finish_step(7)
+    mark.enter(Stage.DATA)
+    node.stop_at(8)  # it may have looked at the end of step 8 already, and shows that only afterwards
+    assert node.stop_acknowledged == NO_STEP
+    node.stop_at(9)
+    assert (beacon.stop_step, node.stop_acknowledged) == (9, 9)
+    node.stop_at(8)  # a late order
+    assert (beacon.stop_step, node.stop_acknowledged) == (9, 9)
