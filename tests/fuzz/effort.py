@@ -9,11 +9,15 @@ from __future__ import annotations
 import os
 import resource
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import TypeVar
 
 from hypothesis import HealthCheck, settings
+
+T = TypeVar("T")
+E = TypeVar("E", bound=Exception)
 
 TIMES_MORE = int(os.environ.get("NEST_SSL_FUZZ") or 0)
 
@@ -27,6 +31,15 @@ def examples(num: int) -> settings:
         print_blob=True,
         suppress_health_check=[HealthCheck.too_slow],
     )
+
+
+def outcome(run: Callable[[], T], refusal: type[E], **most: float) -> tuple[T | None, E | None]:
+    """Return what `run` returns within the `limits`, or the `refusal` that it raises."""
+    with limits(**most):
+        try:
+            return run(), None
+        except refusal as error:
+            return None, error
 
 
 class ExceededError(AssertionError):
