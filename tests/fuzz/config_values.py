@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import datetime
 import inspect
 import itertools
 import math
@@ -156,6 +157,7 @@ odd: st.SearchStrategy[Any] = st.one_of(
         st.sampled_from(["_target_", "options", "days", "name", "1", ""]), st.integers() | st.text(max_size=4)
     ),
     st.sampled_from([{1: 2}, {None: 1}, {"days": 10**400}, {"_target_": None}, Nested(50), Nested(3000)]),
+    st.sampled_from([datetime.date(2001, 9, 9), b"\xff", {1, 2}]),  # yaml has them
 )
 
 

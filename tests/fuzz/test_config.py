@@ -76,6 +76,7 @@ def check_before_a_run(cfg: NestConfig) -> NestConfig:
 @example({"model.optim.etas": {"_target_": None}})
 @example({"model.train_ds.bucket_duration_bins": {"1": 1485}})
 @example({"model.optim.betas": "abc"})
+@example({"model.train_ds.concat_sampling_probabilities": b"\xff"})
 @example({"model.encoder.self_attention_model": "9" * 5000})
 @example({"model.encoder.conv_norm_type": "group_norm" + "9" * 5000})
 @example({"model.optim.name": "a\nb"})

@@ -88,7 +88,8 @@ def _built(schema: type[T], data: dict[str, Any], where: str) -> T:
             nested = _dataclass_in(hints[key])
             if nested is not None and isinstance(value, dict):
                 values[key] = _built(nested, value, f"{where}.{key}" if where else key)
-            elif isinstance(value, (dict, str)) and _takes_only_lists(hints[key]):  # dacite would take it apart
+            elif value is not None and not isinstance(value, list) and _takes_only_lists(hints[key]):
+                # dacite would take a mapping, a text or bytes apart
                 raise dacite.WrongTypeError(hints[key], value, key)
         return dacite.from_dict(schema, values, dacite.Config(type_hooks={float: _as_float}))
     except dacite.WrongTypeError as error:
