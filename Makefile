@@ -3,7 +3,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: setup setup-all test lint faults slurm pretrain clean
+.PHONY: setup setup-all test lint fuzz faults slurm pretrain clean
 
 # The package and what the demo needs; installed again only when the files that decide it change.
 setup: $(VENV)/.installed
@@ -28,6 +28,12 @@ lint: setup-all
 
 test: lint
 	$(BIN)/python -m pytest
+
+# The property tests of 'make test' with FUZZ times as many examples, drawn at random: about an hour on one core. A
+# failing example is printed with what reproduces it, and tried first the next time. More options: ARGS="tests/fuzz"
+FUZZ ?= 100
+fuzz: setup-all
+	NEST_SSL_FUZZ=$(FUZZ) $(BIN)/python -m pytest -m hypothesis --durations=10 $(ARGS)
 
 # The whole fault matrix on real processes, about 12 to 16 minutes on two cores; then the table in docs/ from its output.
 faults: setup

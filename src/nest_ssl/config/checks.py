@@ -148,6 +148,14 @@ def short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:40]}… ({len(text)} characters)"
 
 
+def quoted(value: object) -> str:
+    """Return a value for a message as Python writes it: with quotes, on one line."""
+    try:
+        return short(repr(value))
+    except ValueError:
+        return short(value)
+
+
 def at_least(key: str, value: float, least: float) -> None:
     finite(key, value)
     if value < least:
@@ -166,7 +174,7 @@ def probability(key: str, value: float, *, below_one: bool = False) -> None:
 
 def one_of(key: str, value: object, accepted: Collection[object]) -> None:
     if value not in accepted:
-        raise ValueError(f"{key}: {value!r} is not one of {', '.join(map(repr, accepted))}.")
+        raise ValueError(f"{key}: {quoted(value)} is not one of {', '.join(map(repr, accepted))}.")
 
 
 def known_name(key: str, value: str, known: Collection[str]) -> None:
@@ -175,12 +183,12 @@ def known_name(key: str, value: str, known: Collection[str]) -> None:
         by_lower = {name.lower(): name for name in known}
         near = difflib.get_close_matches(value.lower(), by_lower, n=1, cutoff=0.5)
         hint = f" Did you mean '{by_lower[near[0]]}'?" if near else ""
-        raise ValueError(f"{key}: there is no '{value}'.{hint} Known: {', '.join(known) or 'none'}.")
+        raise ValueError(f"{key}: there is no {quoted(value)}.{hint} Known: {', '.join(known) or 'none'}.")
 
 
 def not_supported(key: str, value: object, way_out: str) -> NoReturn:
     """Refuse a value that only NeMo supports; docs/alignment.md lists them all."""
-    raise ValueError(f"{key}: {value!r} exists in NeMo but not in nest-ssl; {way_out}.")
+    raise ValueError(f"{key}: {quoted(value)} exists in NeMo but not in nest-ssl; {way_out}.")
 
 
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -210,13 +218,19 @@ def log_to_terminal(level: int) -> None:
             handler.setFormatter(PlainFormatter("%(message)s"))
 
 
+_UNWRITABLE = re.compile("[\x00-\x1f\ud800-\udfff]")
+"""Control characters, and halves of surrogate pairs, which cannot be encoded."""
+
+
 def stays_inside(key: str, name: str | None) -> None:
     """Refuse a name that would leave the folder it is for, or that no file system takes."""
     if name is None:
         return
     parts = re.split(r"[/\\\\]", name)
-    if not name or ".." in parts or name.startswith(("/", "~")) or any(ord(one) < 32 for one in name):
-        raise ValueError(f"{key}: {name!r} is not a name inside the run's folder. Use letters, digits, '-' and '_'.")
+    if not name or ".." in parts or name.startswith(("/", "~")) or _UNWRITABLE.search(name):
+        raise ValueError(
+            f"{key}: {quoted(name)} is not a name inside the run's folder. Use letters, digits, '-' and '_'."
+        )
     if any(len(part.encode(errors="replace")) > 255 for part in parts):
         raise ValueError(f"{key}: {short(name)} is too long for a file system (255 bytes).")
 
@@ -231,7 +245,8 @@ def local_paths(key: str, paths: Any) -> None:
             local_paths(key, path)
         elif isinstance(path, str) and REMOTE.match(path):
             raise ValueError(
-                f"{key}: {path}: nest-ssl reads local files only. Download it, or mount the bucket, and give the path."
+                f"{key}: {short(path)}: nest-ssl reads local files only. "
+                f"Download it, or mount the bucket, and give the path."
             )
 
 
@@ -239,16 +254,16 @@ def duration_s(key: str, value: str | dict[str, Any]) -> float:
     """Return the seconds in DD:HH:MM:SS, or in a mapping such as {hours: 2}."""
     if isinstance(value, str):
         if not re.fullmatch(r"\d{1,9}(:\d{1,9}){3}", value, re.ASCII):
-            raise ValueError(f"{key}: {value!r} is not of the form DD:HH:MM:SS.")
+            raise ValueError(f"{key}: {quoted(value)} is not of the form DD:HH:MM:SS.")
         parts = (int(part) for part in value.split(":"))
         return duration_s(key, dict(zip(("days", "hours", "minutes", "seconds"), parts, strict=True)))
     accepted = ("weeks", "days", "hours", "minutes", "seconds")
     if not value or not value.keys() <= set(accepted):
-        raise ValueError(f"{key}: {value!r} has keys other than weeks, days, hours, minutes and seconds.")
+        raise ValueError(f"{key}: {quoted(value)} has keys other than weeks, days, hours, minutes and seconds.")
     try:
         total_s = timedelta(**value).total_seconds()
     except (TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{key}: {short(value)} is not a duration: {error}.") from error
     if total_s < 0:
-        raise ValueError(f"{key}: {value!r} is less than 0 seconds.")
+        raise ValueError(f"{key}: {quoted(value)} is less than 0 seconds.")
     return total_s

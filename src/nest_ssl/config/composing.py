@@ -9,10 +9,12 @@ from pathlib import Path
 
 import hydra
 import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from nest_ssl.config.checks import short
 from nest_ssl.config.model_section import unused_keys
 from nest_ssl.config.parsing import ConfigError, one_line, parse
 from nest_ssl.config.training import NestConfig
@@ -48,17 +50,12 @@ def compose(
         )
     groups = {path.name for base in (folder, yaml_folder()) for path in base.iterdir() if path.is_dir()}
     listed = _default_groups(folder / f"{name}.yaml")
-    given = [_override(text, groups, listed) for text in overrides]
+    given = [_checked(_override(text, groups, listed), text) for text in overrides]
     try:
         with hydra.initialize_config_dir(config_dir=str(folder), version_base="1.3"):
             node = hydra.compose(name, overrides=[*given, f"hydra.searchpath=[pkg://{YAML_PACKAGE}]"])
         data = OmegaConf.to_container(node, resolve=True)
-    except OverrideParseException as error:
-        key, _, value = error.override.lstrip("+").partition("=")
-        raise ConfigError(
-            f"{key}: Hydra cannot read {value}. Text with one of {{}}[](),:= in it needs quotes: '{key}=\"{value}\"'"
-        ) from error
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{name}.yaml: {one_line(error)}") from error
     return parse(NestConfig, data, unused=unused_keys())
 
@@ -73,12 +70,36 @@ def _default_groups(path: Path) -> set[str]:
     """Return the config groups in the defaults list of a yaml."""
     try:
         content = OmegaConf.to_container(OmegaConf.load(path))
-    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError, OSError, RecursionError) as error:
         raise ConfigError(f"{path}: not a readable yaml file: {one_line(error)}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: expected a mapping of keys, got a {type(content).__name__}.")
     entries = content.get("defaults") or []
     return {str(group) for entry in entries if isinstance(entry, dict) for group in entry}
+
+
+def _checked(override: str, text: str) -> str:
+    """Return an override that Hydra can parse; `text` is what the user wrote."""
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+        value = parsed.value()
+    except OverrideParseException as error:
+        key, _, value = text.lstrip("+").partition("=")
+        raise ConfigError(
+            f"override {_shown(text)}: Hydra cannot read it. Text with one of {{}}[](),:= in it needs quotes: "
+            f"'{key[:200]}=\"{short(value)}\"'"
+        ) from error
+    except (HydraException, ValueError, RecursionError) as error:
+        raise ConfigError(f"override {_shown(text)}: {one_line(error)}") from error
+    if not override.startswith(("++", "~")) and not isinstance(value, (str, list)):
+        raise ConfigError(f"override {_shown(text)}: expected the name of a file in {parsed.key_or_group}/.")
+    return override
+
+
+def _shown(override: str) -> str:
+    """Return an override on one line, with its whole key and as much of its value as there is room for."""
+    key, equals, value = override.partition("=")
+    return repr(f"{key[:200]}{equals}{short(value)}")
 
 
 def _override(text: str, groups: set[str], listed: set[str]) -> str:
@@ -87,12 +108,12 @@ def _override(text: str, groups: set[str], listed: set[str]) -> str:
     if key.lstrip("~").split(".")[0].split("/")[0] == "hydra":
         where = "exp_manager.explicit_log_dir=FOLDER" if ".dir" in key else "the keys of this program"
         raise ConfigError(
-            f"{text}: Hydra only composes the configuration here, so its own keys have no effect. Use {where}."
+            f"{short(text)}: Hydra only composes the configuration here, so its own keys have no effect. Use {where}."
         )
     if text.startswith("~"):
         return text
     if key.split("@", 1)[0] in groups:
         return text.lstrip("+") if key in listed else f"+{text.lstrip('+')}"
     if "=" not in text:
-        raise ConfigError(f"override '{text}': expected key=value.")
+        raise ConfigError(f"override {_shown(text)}: expected key=value.")
     return f"++{text.lstrip('+')}"

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from nest_ssl.config.checks import Count, Range, ShareBelowOne, Size, at_least, check_ranges, not_supported, one_of
+from nest_ssl.config.checks import (
+    Count,
+    Range,
+    ShareBelowOne,
+    Size,
+    at_least,
+    check_ranges,
+    not_supported,
+    one_of,
+    quoted,
+)
 
 Context = Annotated[int, Range(-1, 1_000_000)]
 MAX_LAYERS = 1000  # the largest NEST has 42; a damaged or hostile file could ask for any number
@@ -166,7 +177,7 @@ class EncoderConfig:
             return kernel - 1, 0
         if isinstance(given, str) or len(given) != 2 or sum(given) + 1 != kernel or min(given) < 0:
             raise ValueError(
-                f"encoder.conv_context_size: {given!r} is not null, 'causal' or [left, right] "
+                f"encoder.conv_context_size: {quoted(given)} is not null, 'causal' or [left, right] "
                 f"with left + right + 1 = {kernel}."
             )
         return given[0], given[1]
@@ -182,12 +193,12 @@ class EncoderConfig:
         digits = norm.removeprefix("group_norm")
         if (
             digits == norm
-            or not (digits.isascii() and digits.isdecimal())
+            or not re.fullmatch(r"\d{1,9}", digits, re.ASCII)
             or int(digits) < 1
             or self.d_model % int(digits)
         ):
             raise ValueError(
-                f"encoder.conv_norm_type: {norm!r} is not batch_norm, layer_norm, instance_norm or group_normN "
+                f"encoder.conv_norm_type: {quoted(norm)} is not batch_norm, layer_norm, instance_norm or group_normN "
                 f"with N a divisor of d_model {self.d_model}."
             )
         return int(digits)

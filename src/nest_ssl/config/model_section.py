@@ -10,6 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
+from nest_ssl.config.checks import quoted
 from nest_ssl.config.data import UNUSED_DATASET_KEYS, DatasetConfig
 from nest_ssl.config.model import ModelConfig
 from nest_ssl.config.optim import OptimConfig
@@ -48,14 +49,14 @@ def model_section(config: Any) -> dict[str, Any]:
         if isinstance(config, DictConfig):
             with contextlib.suppress(InterpolationKeyError):
                 config = OmegaConf.to_container(config, resolve=True)
-        data: Any = OmegaConf.to_container(config) if isinstance(config, DictConfig) else plain(config)
+        data: Any = OmegaConf.to_container(config) if isinstance(config, DictConfig) else plain(config, "model")
         if _has_interpolation(data):
             # A section taken out of its file still refers to it as `${model.…}`.
             data = plain(OmegaConf.create({"model": data}))["model"]
-    except OmegaConfBaseException as error:
+    except (OmegaConfBaseException, RecursionError) as error:
         raise ConfigError(one_line(error)) from error
     if not isinstance(data, dict):
-        raise ConfigError(f"model: expected a mapping of keys, got {data!r}.")
+        raise ConfigError(f"model: expected a mapping of keys, got {quoted(data)}.")
     return {str(key): value for key, value in data.items()}
 
 

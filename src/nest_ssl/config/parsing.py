@@ -16,12 +16,15 @@ import dacite
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from nest_ssl.config.checks import short
+from nest_ssl.config.checks import quoted
 from nest_ssl.config.targets import resolve_target
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+MAX_DEPTH = 100
+"""Levels of sections and lists. The schema has 5; a hostile file could have more than Python's stack."""
 
 MISSING = "???"
 """A yaml's placeholder for a value that the user must give."""
@@ -31,19 +34,21 @@ class ConfigError(ValueError):
     """An invalid configuration; the message names the key and what to do."""
 
 
-def plain(config: Any) -> Any:
+def plain(config: Any, where: str = "", depth: int = 0) -> Any:
     """Turn OmegaConf nodes and dataclasses into dicts, lists and scalars, with interpolations resolved."""
+    if depth > MAX_DEPTH:
+        raise ConfigError(f"{where or 'config'}: more than {MAX_DEPTH} levels of lists and sections.")
     if isinstance(config, (DictConfig, ListConfig)):
         try:
-            return OmegaConf.to_container(config, resolve=True)
-        except OmegaConfBaseException as error:
-            raise ConfigError(" ".join(str(error).split())) from error
+            config = OmegaConf.to_container(config, resolve=True)
+        except (OmegaConfBaseException, RecursionError) as error:
+            raise ConfigError(one_line(error)) from error
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         return dataclasses.asdict(config)
     if isinstance(config, Mapping):
-        return {key: plain(value) for key, value in config.items()}
+        return {key: plain(value, f"{where}.{key}" if where else str(key), depth + 1) for key, value in config.items()}
     if isinstance(config, (list, tuple)):
-        return [plain(value) for value in config]
+        return [plain(value, where, depth + 1) for value in config]
     return config
 
 
@@ -64,9 +69,9 @@ def parse(
     `where` is the key of `config` in the yaml, for messages. `unused` maps dotted keys that NeMo has and
     NEST does not use to the reason; they are dropped and logged in one line.
     """
-    data = plain(config)
+    data = plain(config, where)
     if not isinstance(data, dict):
-        raise ConfigError(f"{where or 'config'}: expected a mapping of keys, got {data!r}.")
+        raise ConfigError(f"{where or 'config'}: expected a mapping of keys, got {quoted(data)}.")
     dropped: list[str] = []
     data = _checked(schema, data, where, unused or {}, dropped)
     if dropped:
@@ -83,14 +88,13 @@ def _built(schema: type[T], data: dict[str, Any], where: str) -> T:
             nested = _dataclass_in(hints[key])
             if nested is not None and isinstance(value, dict):
                 values[key] = _built(nested, value, f"{where}.{key}" if where else key)
+            elif value is not None and not isinstance(value, list) and _takes_only_lists(hints[key]):
+                # dacite would take a mapping, a text or bytes apart
+                raise dacite.WrongTypeError(hints[key], value, key)
         return dacite.from_dict(schema, values, dacite.Config(type_hooks={float: _as_float}))
     except dacite.WrongTypeError as error:
-        wanted = getattr(error.field_type, "__name__", str(error.field_type))
         key = ".".join(filter(None, (where, error.field_path)))
-        raise ConfigError(f"{key}: expected {wanted}, got {short(repr(error.value))}.") from None
-    except dacite.UnionMatchError as error:
-        key = ".".join(filter(None, (where, error.field_path)))
-        raise ConfigError(f"{key}: {short(repr(error.value))} is not one of {error.field_type}.") from None
+        raise ConfigError(f"{key}: expected {_in_words(error.field_type)}, got {quoted(error.value)}.") from None
     except dacite.MissingValueError as error:
         key = ".".join(filter(None, (where, error.field_path)))
         raise ConfigError(f"{key}: a value is needed.") from None
@@ -161,11 +165,28 @@ def _dataclass_in(hint: Any) -> type[Any] | None:
     """Return the dataclass in a field's type, also from `X | None`."""
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         return hint
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        found = [arg for arg in typing.get_args(hint) if dataclasses.is_dataclass(arg)]
-        return found[0] if len(found) == 1 and isinstance(found[0], type) else None
-    return None
+    found = [kind for kind in _alternatives(hint) if dataclasses.is_dataclass(kind)]
+    return found[0] if len(found) == 1 and isinstance(found[0], type) else None
 
 
-def one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+def _takes_only_lists(hint: Any) -> bool:
+    """Tell whether a field takes a list, perhaps null, and nothing else."""
+    return {typing.get_origin(kind) for kind in _alternatives(hint) if kind is not type(None)} == {list}
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    return typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+
+
+def _in_words(hint: Any) -> str:
+    """`int | list[int] | None`"""
+    shown = (
+        str(kind) if typing.get_args(kind) else getattr(kind, "__name__", str(kind)) for kind in _alternatives(hint)
+    )
+    return " | ".join(shown).replace("NoneType", "None")
+
+
+def one_line(error: Exception, most: int = 600) -> str:
+    """Return an error's message as one line; Hydra's may contain a whole section."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= most else f"{text[:most]}…"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 
+from nest_ssl.config.checks import quoted
 from nest_ssl.plugins import augmentations
 
 _OURS = {
@@ -53,7 +54,7 @@ def resolve_target(target: object, where: str) -> str:
     if not isinstance(target, str) or target not in TARGETS:
         near = difflib.get_close_matches(str(target), [*TARGETS, *augmentations.names()], n=1, cutoff=0.6)
         hint = f" Did you mean '{near[0]}'?" if near else ""
-        raise ValueError(f"{where}: '{target}' is not a class that nest-ssl knows.{hint}")
+        raise ValueError(f"{where}: {quoted(target)} is not a class that nest-ssl knows.{hint}")
     return TARGETS[target]
 
 

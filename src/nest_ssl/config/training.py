@@ -20,6 +20,7 @@ from nest_ssl.config.checks import (
     duration_s,
     local_paths,
     one_of,
+    quoted,
     short,
     stays_inside,
 )
@@ -156,13 +157,12 @@ class TrainerConfig:
                 raise ValueError(f"trainer.{name}: {reason}")
         _check_strategy(self.strategy)
         if self.gradient_clip_algorithm not in (None, "norm", "value"):
-            raise ValueError(
-                f"trainer.gradient_clip_algorithm: {self.gradient_clip_algorithm!r} is neither 'norm' nor 'value'."
-            )
+            given = quoted(self.gradient_clip_algorithm)
+            raise ValueError(f"trainer.gradient_clip_algorithm: {given} is neither 'norm' nor 'value'.")
         if self.profiler not in (None, *PROFILERS):
-            raise ValueError(f"trainer.profiler: there is no {self.profiler!r}. Known: {', '.join(PROFILERS)}.")
+            raise ValueError(f"trainer.profiler: there is no {quoted(self.profiler)}. Known: {', '.join(PROFILERS)}.")
         if self.deterministic not in (None, True, False, "warn"):
-            raise ValueError(f"trainer.deterministic: {self.deterministic!r} is neither true, false nor 'warn'.")
+            raise ValueError(f"trainer.deterministic: {quoted(self.deterministic)} is neither true, false nor 'warn'.")
         self._check_counts()
         if self.max_time is not None:
             duration_s("trainer.max_time", self.max_time)
@@ -254,13 +254,13 @@ def _check_strategy(strategy: str | dict[str, Any]) -> None:
         if name not in STRATEGY_OPTIONS:
             raise ValueError(f"trainer.strategy._target_: {name} is not a strategy.")
         for option in strategy.keys() - {"_target_", *STRATEGY_OPTIONS[name]}:
-            raise ValueError(f"trainer.strategy.{option}: not supported for {name}. {LIGHTNING}")
+            raise ValueError(f"trainer.strategy.{short(option)}: not supported for {name}. {LIGHTNING}")
         if str(strategy.get("exchange_dtype", "32")) not in ("32", "bf16"):
-            raise ValueError(f"trainer.strategy.exchange_dtype={strategy['exchange_dtype']}: not 32 or bf16.")
+            raise ValueError(f"trainer.strategy.exchange_dtype={short(strategy['exchange_dtype'])}: not 32 or bf16.")
         return
     if strategy not in STRATEGIES:
         known = ", ".join(STRATEGIES)
-        raise ValueError(f"trainer.strategy={strategy}: not supported. Use one of {known}. {LIGHTNING}")
+        raise ValueError(f"trainer.strategy={short(strategy)}: not supported. Use one of {known}. {LIGHTNING}")
 
 
 EveryN = Annotated[int, Range(0, advice="Use null to turn it off.")]
@@ -301,13 +301,15 @@ class CheckpointConfig:
             stays_inside(f"{where}.{key}", getattr(self, key))
         for name, spec in re.findall(r"\{([^{}:]+)(:[^{}]*)?\}", self.filename or ""):
             try:
+                if re.search(r"\d{3}", spec):
+                    raise ValueError("Too many digits")
                 format(1 if name in ("epoch", "step") else 1.0, spec[1:])
             except ValueError as error:
                 raise ValueError(
-                    f"{where}.filename: {{{name}{spec}}}: {error}. Write {{{name}}} or {{{name}:.4f}}."
+                    f"{where}.filename: {short(f'{{{name}{spec}}}')}: {error}. Write {{step}} or {{val_loss:.4f}}."
                 ) from error
         if not self.postfix.endswith(".nemo"):
-            raise ValueError(f"{where}.postfix: {self.postfix!r} does not end with '.nemo'.")
+            raise ValueError(f"{where}.postfix: {quoted(self.postfix)} does not end with '.nemo'.")
         interval = self.train_time_interval
         if interval is not None:
             duration_s(f"{where}.train_time_interval", interval)

@@ -36,6 +36,8 @@ def measure(entry: Entry, *, decode: bool) -> Measured:
     """Measure one file, by decoding all of it or by reading its header."""
     if entry.error is not None:
         return Measured(entry.path, None, entry.error)
+    if "\0" in entry.path:
+        return Measured(entry.path, None, "its name contains a zero byte")
     try:
         entry.path.encode()
         status = os.stat(entry.path)

@@ -93,14 +93,14 @@ class Schedule(LRScheduler):
     def total_steps(self) -> int:
         if self.max_steps is None:
             raise ValueError(
-                f"optim.sched.max_steps: {type(self).__name__} needs the number of steps. "
-                f"Give optim.sched.max_steps or trainer.max_steps."
+                f"model.optim.sched.max_steps: {type(self).__name__} needs the number of steps. "
+                f"Give model.optim.sched.max_steps or trainer.max_steps."
             )
         return self.max_steps
 
     def _num_steps(self, what: str, steps: int | None, ratio: float | None) -> int:
         if steps is not None and ratio is not None:
-            raise ValueError(f"optim.sched: give {what}_steps or {what}_ratio, not both.")
+            raise ValueError(f"model.optim.sched: give {what}_steps or {what}_ratio, not both.")
         if steps is not None:
             return steps
         return 0 if ratio is None else int(ratio * self.total_steps)
@@ -108,7 +108,7 @@ class Schedule(LRScheduler):
     def _peak_above_min(self) -> None:
         low = min(self.base_lrs)
         if low < self.min_lr:
-            raise ValueError(f"optim.sched.min_lr: {self.min_lr:g} is above optim.lr {low:g}.")
+            raise ValueError(f"model.optim.sched.min_lr: {self.min_lr:g} is above model.optim.lr {low:g}.")
 
 
 class NoamAnnealing(Schedule):
@@ -185,7 +185,7 @@ class CosineAnnealing(Schedule):
         self._peak_above_min()
         if self.constant_steps and self.warmup_steps + self.constant_steps > self.total_steps:
             raise ValueError(
-                f"optim.sched: {self.warmup_steps} steps of warm-up and {self.constant_steps} constant ones "
+                f"model.optim.sched: {self.warmup_steps} steps of warm-up and {self.constant_steps} constant ones "
                 f"are more than max_steps {self.total_steps}."
             )
 

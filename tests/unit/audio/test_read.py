@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from nest_ssl.audio import AudioError, audio_info, ffmpeg, read_audio, read_native, verify_audio
 from nest_ssl.audio.read import MAX_SAMPLE
+from tests.fuzz.effort import examples
 
 RATE = 16000
 
@@ -218,7 +219,7 @@ ends = st.none() | st.integers(0, 2000)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # soundfile, of a seek before 0
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.sampled_from(SEEDS), patches, ends)
 @example(SEEDS[0], [(24, b"\x01\0\0\0")], None)  # 1 Hz
 @example(SEEDS[0], [(40, b"\xff\xff\xff\x7f")], None)  # 2 GB of samples

@@ -19,6 +19,7 @@ from nest_ssl.audio.signal import (
     trim_silence,
     white_noise,
 )
+from tests.fuzz.effort import examples
 
 
 def trim_by_definition(samples: np.ndarray) -> np.ndarray:
@@ -30,6 +31,7 @@ def trim_by_definition(samples: np.ndarray) -> np.ndarray:
     return samples[loud[0] * 512 : (loud[-1] + 1) * 512]
 
 
+@examples(100)
 @given(st.integers(1, 6000), st.integers(0, 3000), st.integers(0, 3000), st.floats(-7, 0))
 def test_trimming_follows_its_definition(length: int, before: int, after: int, exponent: float) -> None:
     rng = np.random.default_rng(length)
@@ -46,6 +48,7 @@ def test_trimming_digital_silence_leaves_it() -> None:
     assert len(trim_silence(np.zeros(3000, dtype=np.float32))) == 3000
 
 
+@examples(100)
 @given(st.integers(1, 5000), st.sampled_from([8000, 11025, 15999, 22050, 44100, 48000]))
 def test_resampling_keeps_the_duration(num_samples: int, rate: int) -> None:
     resampled = resample(np.ones(num_samples, dtype=np.float32), rate, 16000)
@@ -73,6 +76,7 @@ def test_mono_is_returned_as_it_is() -> None:
         to_mono(samples, 1)
 
 
+@examples(100)
 @given(ratio_db=st.floats(-30, 30), seed=st.integers(0, 100))
 def test_the_gain_brings_the_signals_to_the_requested_ratio(ratio_db: float, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -86,6 +90,7 @@ def test_nothing_can_be_scaled_to_a_ratio_with_silence() -> None:
     assert power(np.empty(0, np.float32)) == 0.0
 
 
+@examples(100)
 @given(num_samples=st.integers(0, 500), lengths=st.lists(st.integers(0, 60), min_size=1, max_size=8))
 def test_placed_segments_follow_each_other_inside_the_utterance(num_samples: int, lengths: list[int]) -> None:
     num_samples = max(num_samples, sum(lengths))
@@ -96,6 +101,7 @@ def test_placed_segments_follow_each_other_inside_the_utterance(num_samples: int
     assert ends[-1] <= num_samples
 
 
+@examples(100)
 @given(num_samples=st.integers(0, 10_000), num_parts=st.integers(1, 9))
 def test_parts_add_up_to_the_whole(num_samples: int, num_parts: int) -> None:
     parts = split_length(num_samples, num_parts, np.random.default_rng(0))

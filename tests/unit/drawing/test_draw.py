@@ -12,6 +12,7 @@ from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 
 from nest_ssl.drawing.draw import MAX_COLUMNS, NUM_COLOURS, envelope, heat_map, pool_columns, runs, ticks
+from tests.fuzz.effort import examples
 
 
 def test_features_of_a_picture_have_their_colours() -> None:
@@ -26,6 +27,7 @@ def test_features_of_a_picture_have_their_colours() -> None:
     assert lightness[0, 1] < 20
 
 
+@examples(100)
 @given(arrays.arrays(np.bool_, st.integers(0, 60)))
 def test_runs_cover_what_is_true_and_nothing_else(flags: NDArray[np.bool_]) -> None:
     covered = np.zeros_like(flags)
@@ -35,6 +37,7 @@ def test_runs_cover_what_is_true_and_nothing_else(flags: NDArray[np.bool_]) -> N
     assert np.array_equal(covered, flags)
 
 
+@examples(100)
 @given(st.integers(1, 5000))
 def test_pictures_of_any_length_have_a_bounded_width(num_frames: int) -> None:
     ramp = np.arange(num_frames, dtype=np.float32)[None]
@@ -52,6 +55,7 @@ def test_an_envelope_reaches_the_highest_and_lowest_sample() -> None:
     assert (min(heights), max(heights)) == (30.0, 60.0)
 
 
+@examples(100)
 @given(st.floats(1e-3, 1e5))
 def test_ticks_are_few_and_inside(end: float) -> None:
     found = ticks(end)

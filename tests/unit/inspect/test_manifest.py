@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from nest_ssl.data import AudioNoiseDataset
 from nest_ssl.drawing.draw import round_step
 from nest_ssl.inspect.manifest import ManifestFacts, choose, duration_histogram, look_at
+from tests.fuzz.effort import examples
 from tests.unit.inspect.conftest import RATE, Speech
 
 
@@ -80,6 +81,7 @@ def test_the_filters_are_counted_as_training_applies_them(speech: Speech) -> Non
     assert len(facts.between(limit_s, None)) == sum(s >= limit_s for s in speech.durations_s)
 
 
+@examples(100)
 @given(st.integers(0, 200), st.integers(1, 50), st.integers(0, 5))
 def test_a_sample_has_the_requested_size_and_no_duplicates(num_all: int, num_wanted: int, seed: int) -> None:
     chosen = choose(num_all, num_wanted, seed).tolist()
@@ -88,6 +90,7 @@ def test_a_sample_has_the_requested_size_and_no_duplicates(num_all: int, num_wan
     assert all(0 <= index < num_all for index in chosen)
 
 
+@examples(100)
 @given(st.lists(st.floats(0.0, 10_000.0), min_size=1, max_size=300))
 def test_a_histogram_counts_every_utterance_in_its_bin(lengths: list[float]) -> None:
     values = np.array(lengths)

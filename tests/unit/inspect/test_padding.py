@@ -11,6 +11,7 @@ from nest_ssl.config import DatasetConfig
 from nest_ssl.data import build_loader
 from nest_ssl.inspect import padding as inspect_padding
 from nest_ssl.inspect.padding import Batching, compare, fill, sorted_batches
+from tests.fuzz.effort import examples
 from tests.unit.inspect.conftest import Speech
 
 durations = st.lists(st.floats(0.1, 60.0), min_size=1, max_size=40)
@@ -46,6 +47,7 @@ def test_no_batches_have_no_padding() -> None:
     assert fill([]).padding_share == 0.0
 
 
+@examples(100)
 @given(durations, st.integers(1, 8), st.randoms())
 def test_no_other_order_pads_less_than_the_sorted_one(lengths: list[float], size: int, random: object) -> None:
     values = np.array(lengths)
@@ -59,6 +61,7 @@ def test_no_other_order_pads_less_than_the_sorted_one(lengths: list[float], size
     assert 0 <= other.padding_share < 1
 
 
+@examples(100)
 @given(durations)
 def test_batches_of_one_pad_nothing(lengths: list[float]) -> None:
     assert fill(sorted_batches(np.array(lengths), 1)).padding_share == pytest.approx(0, abs=1e-12)

@@ -85,7 +85,7 @@ def test_a_schedule_with_an_end_needs_the_number_of_steps(trainer_steps: int | N
     for name in ("CosineAnnealing", "WarmupAnnealing", "PolynomialDecayAnnealing"):
         with pytest.raises(ValueError, match=f"max_steps: {name} needs the number of steps"):
             make(name, trainer_steps)
-    with pytest.raises(ValueError, match="Give optim.sched.max_steps or trainer.max_steps"):
+    with pytest.raises(ValueError, match="Give model.optim.sched.max_steps or trainer.max_steps"):
         make("NoamAnnealing", trainer_steps, d_model=16, warmup_ratio=0.1)
     assert make("NoamAnnealing", trainer_steps, d_model=16)[1].rate(1.0, 4) == 0.125
 
@@ -93,7 +93,7 @@ def test_a_schedule_with_an_end_needs_the_number_of_steps(trainer_steps: int | N
 @pytest.mark.parametrize("name", ["NoamAnnealing", "CosineAnnealing"])
 def test_a_floor_above_the_peak_is_refused(name: str) -> None:
     settings = {key: value for key, value in SETTINGS[name].items() if key != "min_lr"}
-    with pytest.raises(ValueError, match="min_lr: 0.2 is above optim.lr 0.1"):
+    with pytest.raises(ValueError, match="min_lr: 0.2 is above model.optim.lr 0.1"):
         make(name, min_lr=0.2, **settings)
 
 

@@ -23,6 +23,7 @@ from nest_ssl.watchdog.beacon import (
     upper_edge_ns,
 )
 from nest_ssl.watchdog.rank import FIRST_LAYER, RankState, Stage
+from tests.fuzz.effort import examples
 
 
 @pytest.fixture
@@ -93,6 +94,7 @@ def test_the_time_of_a_stage_in_a_step_is_counted_once_per_step(beacon: Beacon) 
     assert median_ns >= 10e6
 
 
+@examples(100)
 @given(st.integers(0, 2**47 - 1))
 def test_a_bucket_holds_a_duration_to_within_a_quarter(duration_ns: int) -> None:
     bucket = bucket_of(duration_ns)

@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 Paths = str | Sequence[str] | Sequence[Sequence[str]]
 
 NUMBER_RANGE = re.compile(r"(?:_OP_|[{(\[<])(\d+\.\.\d+)(?:_CL_|[})\]>])")
+BRACES = re.compile(r"([{},])|(-?\d+)\.\.(-?\d+)|(\w)\.\.(\w)")
+MAX_FILES = 1_000_000
+"""Files that one pattern may stand for; {0..99999999999} would fill the memory with names."""
 
 BLOCK = 4096
 """Utterances per entry of the table that finds the n-th kept one."""
@@ -318,7 +321,27 @@ def _split_at_commas(text: str) -> list[str]:
 def _expand(pattern: str) -> list[str]:
     if os.path.exists(pattern):  # names may contain brackets
         return [pattern]
-    return list(braceexpand(NUMBER_RANGE.sub(r"{\1}", pattern), escape=False))
+    pattern = NUMBER_RANGE.sub(r"{\1}", pattern)
+    if _most_files(pattern) > MAX_FILES:
+        raise ValueError(f"{pattern[:200]}: stands for more than {MAX_FILES:,} files.")
+    return list(braceexpand(pattern, escape=False))
+
+
+def _most_files(pattern: str) -> float:
+    """Return how many files a pattern stands for, or more where braces contain braces."""
+    total, open_braces = 1.0, []
+    for mark, first, last, low, high in BRACES.findall(pattern):
+        if low:
+            total *= abs(ord(high) - ord(low)) + 1
+        elif first:
+            total *= abs(float(last) - float(first)) + 1
+        elif mark == "{":
+            open_braces.append(1)
+        elif open_braces and mark == ",":
+            open_braces[-1] += 1
+        elif open_braces:
+            total *= open_braces.pop()
+    return total
 
 
 class _LineReader:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nest_ssl.data.manifest.lines import (
@@ -20,6 +20,7 @@ from nest_ssl.data.manifest.lines import (
     parse_lines,
     resolve_audio_path,
 )
+from tests.fuzz.effort import examples
 
 paths = st.text(max_size=12) | st.sampled_from(["a.wav", "a\0.wav", "\ud800.wav", "\x1b[2J", "~", "..", "a\\b.wav"])
 numbers = st.floats() | st.integers() | st.sampled_from([10**400, -(10**400), 1e300, 5e-324, MAX_SECONDS, True])
@@ -42,7 +43,7 @@ def _encoded(value: Any, ascii_only: bool) -> bytes:
     return json.dumps(value, ensure_ascii=ascii_only).encode(errors="surrogatepass")
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(st.lists(manifest_lines, max_size=5))
 @example([b'{"audio_filepath": "a.wav", "duration": 1' + b"0" * 400 + b"}"])
 @example([b'{"audio_filepath": "a.wav", "duration": 1, "n": 1' + b"0" * 5000 + b"}"])

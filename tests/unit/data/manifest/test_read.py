@@ -13,13 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nest_ssl.data import Manifest, ManifestError, open_manifests, split_groups, split_paths
 from nest_ssl.data.manifest import index as index_module
 from nest_ssl.data.manifest import read
 from nest_ssl.data.manifest.read import KeptOpen
+from tests.fuzz.effort import examples
 
 
 def line(path: str = "a.wav", **values: Any) -> str:
@@ -199,7 +200,7 @@ def test_a_folder_that_cannot_be_written_has_its_index_in_the_cache(
     assert len(caplog.messages) == 1
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(lines=st.lists(st.one_of(st.none(), st.floats(0, 100)), max_size=40), piece_bytes=st.integers(1, 300))
 def test_the_index_does_not_depend_on_how_the_file_is_cut_into_pieces(
     lines: list[float | None], piece_bytes: int, tmp_path_factory: pytest.TempPathFactory

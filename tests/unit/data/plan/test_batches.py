@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nest_ssl.data.plan import batches as plans
@@ -31,6 +31,7 @@ from nest_ssl.data.plan.order import (
     ShardOrder,
     share_out,
 )
+from tests.fuzz.effort import examples
 
 WORLD_SIZES = st.integers(1, 64)
 
@@ -58,7 +59,7 @@ def counts(batches: list[list[BatchSpec]]) -> Counter[int]:
     return Counter(index for rank in batches for spec in rank for index in spec.indices.tolist())
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(
     num=st.integers(1, 600),
     batch_size=st.integers(1, 9),
@@ -80,7 +81,7 @@ def test_without_dropping_every_utterance_is_read_and_fewer_than_world_size_are_
         assert found == Counter(range(num)) + Counter(first)
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(
     num=st.integers(1, 600),
     batch_size=st.integers(1, 9),
@@ -98,7 +99,7 @@ def test_with_dropping_nothing_is_doubled_and_less_than_one_step_is_lost(
     assert all(len(spec.indices) == batch_size for rank in batches for spec in rank)
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(
     sizes=st.lists(st.integers(1, 90), min_size=1, max_size=5),
     batch_size=st.integers(1, 8),
@@ -148,7 +149,7 @@ def buckets(
     )
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(
     sizes=st.lists(st.integers(0, 90), min_size=1, max_size=5).filter(any),
     batch_size=st.integers(1, 8),
@@ -336,7 +337,7 @@ def shaped_plan(kind: str, num: int, batch_size: int, world_size: int, drop_last
     return FixedSizePlan(orders[kind], batch_size=batch_size, layout=layout, endless=is_endless, **shared), durations
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(
     kind=st.sampled_from(
         ["in order", "shuffled", "contiguous", "replicated", "mixture", "endless", *STRATEGIES],

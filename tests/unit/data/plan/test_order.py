@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nest_ssl.data.plan.order import MixtureOrder, PlainOrder, ShardOrder, share_out, temperature_weights
+from tests.fuzz.effort import examples
 
 
 def test_an_utterance_moves_by_at_most_shuffle_n_places_in_its_shards() -> None:
@@ -22,6 +23,7 @@ def test_epochs_differ_when_shuffled_and_repeat_the_manifest_otherwise() -> None
     assert PlainOrder(50, 1, False).indices(7).tolist() == list(range(50))
 
 
+@examples(100)
 @given(
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=4),
     scale=st.floats(0.3, 3),
