@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -34,15 +32,6 @@ LINKED: dict[str, Any] = OmegaConf.to_container(  # type: ignore[assignment]
     OmegaConf.merge(*(OmegaConf.load(yaml_folder() / f"{name}.yaml") for name in ("nest_fast-conformer", "nest_demo")))
 )
 """With its interpolations, so that one number may change the sections that refer to it."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _nothing_is_written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    folder, before = tmp_path_factory.mktemp("cwd"), os.getcwd()
-    os.chdir(folder)
-    yield
-    os.chdir(before)
-    assert list(folder.iterdir()) == []
 
 
 def accepted(check: Callable[[], Any], *given: str) -> Any:
