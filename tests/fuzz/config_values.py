@@ -121,7 +121,22 @@ def _numbers(kind: Any, limits: Range) -> st.SearchStrategy[Any]:
 # ---- and all others ----
 
 ODD_TEXTS = [
-    *("", " ", "a\nb", "a\0b", "\ud800", "\x1b[2J", "é" * 200, "x" * 3000, "../x", "~nobody/x", "/", "a,b", "1", "٣"),
+    *(
+        "",
+        " ",
+        "a\nb",
+        "a\0b",
+        "\ud800",
+        "\x1b[2J",
+        "é" * 200,
+        "x" * 3000,
+        "../x",
+        "~no-such-user/x",
+        "/",
+        "a,b",
+        "1",
+        "٣",
+    ),
     *("nan", "inf", "1e400", "9" * 5000, "0x10", "-1", "???", "null", "true", "9:9:9:9", "group_norm" + "9" * 5000),
     *("${name}", "${", "${x}", "${oc.env:NOBODY}", "${model}", "${.}", "{epoch:9999999999d}", "{x!r}", "{epoch:%Y}"),
     *("s3://bucket/x", "m_{0..99999999}.jsonl", "_OP_0..9_CL_", "group_norm0", "causal", "bf16-true", "fsdp", "auto"),

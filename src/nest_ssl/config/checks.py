@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import logging
 import math
+import os
 import re
 import typing
 from collections.abc import Collection, Iterator
@@ -248,6 +249,12 @@ def local_paths(key: str, paths: Any) -> None:
                 f"{key}: {short(path)}: nest-ssl reads local files only. "
                 f"Download it, or mount the bucket, and give the path."
             )
+
+
+def home_exists(key: str, path: str | None) -> None:
+    """Refuse `~name/…` where there is no user of that name."""
+    if path is not None and path.startswith("~") and os.path.expanduser(path) == path:
+        raise ValueError(f"{key}: {quoted(path)}: there is no such user. Write ./~… for a folder of that name.")
 
 
 def duration_s(key: str, value: str | dict[str, Any]) -> float:
