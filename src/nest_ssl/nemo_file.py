@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import logging
 import pickle
 import re
 import stat
@@ -28,6 +29,8 @@ from nest_ssl._version import __version__
 from nest_ssl.config import ModelConfig
 from nest_ssl.config.targets import nemo_target
 from nest_ssl.files import SHARDS_INDEX, SHARDS_REST, replacing
+
+log = logging.getLogger(__name__)
 
 CONFIG_NAME, WEIGHTS_NAME = "model_config.yaml", "model_weights.ckpt"
 
@@ -127,6 +130,52 @@ def check_weights(weights: object, where: str) -> dict[str, Tensor]:
         if value.layout != torch.strided or value.is_quantized or value.is_complex() or value.is_meta:
             raise CheckpointError(f"{where} contains '{name}', which is not a dense, real tensor with data.")
     return dict(weights)
+
+
+def check_fit(model: torch.nn.Module, weights: dict[str, Tensor], where: str, *, strict: bool = True) -> None:
+    """Check that names, shapes and kinds agree and that all values are finite; an error lists what does not."""
+    own = model.state_dict()
+    misshapen = [
+        f"{name}: {tuple(weights[name].shape)} in the file, {tuple(own[name].shape)} in the model"
+        for name in sorted(own.keys() & weights.keys())
+        if weights[name].shape != own[name].shape
+    ]
+    if misshapen:
+        raise CheckpointError(f"{where}: {len(misshapen)} parameters have different shapes:\n{_listing(misshapen)}")
+    check_values({name: weights[name] for name in own.keys() & weights.keys()}, own, where)
+    missing = sorted(own.keys() - weights.keys())
+    unexpected = sorted(weights.keys() - own.keys())
+    if missing or unexpected:
+        message = (
+            f"{where}: {len(missing)} parameters are missing and {len(unexpected)} are unexpected.\n"
+            f"{_listing([f'missing: {k}' for k in missing] + [f'unexpected: {k}' for k in unexpected])}"
+        )
+        if strict:
+            raise CheckpointError(message)
+        log.warning(message)
+
+
+def check_values(weights: Mapping[str, Tensor], own: Mapping[str, Tensor], where: str) -> None:
+    """Refuse weights that are not floating-point where the model's are, or not finite."""
+    bad = []
+    for name in sorted(weights):
+        value = weights[name]
+        if own[name].is_floating_point() and not value.is_floating_point():
+            bad.append(f"{name}: {str(value.dtype).removeprefix('torch.')} in the file, floating-point in the model")
+        elif value.is_floating_point():
+            finite = (value.float() if value.dtype.itemsize == 1 else value).isfinite()  # float8 has no isfinite
+            if not finite.all():
+                bad.append(f"{name}: {int((~finite).sum()):,} of {finite.numel():,} values are NaN or infinite")
+    if bad:
+        raise CheckpointError(
+            f"{where}: {len(bad)} of {len(weights)} parameters cannot be used; training may have diverged before it "
+            f"was saved. Use an earlier checkpoint.\n{_listing(bad)}"
+        )
+
+
+def _listing(lines: list[str], most: int = 8) -> str:
+    more = [f"… and {len(lines) - most} more"] if len(lines) > most else []
+    return "\n".join(f"  {line}" for line in lines[:most] + more)
 
 
 def one_line(error: BaseException, most: int = 300) -> str:

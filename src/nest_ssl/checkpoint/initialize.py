@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from nest_ssl.checkpoint.read import check_values, hub_file, read_checkpoint
+from nest_ssl.checkpoint.read import hub_file, read_checkpoint
 from nest_ssl.config import NestConfig
-from nest_ssl.nemo_file import CheckpointError
+from nest_ssl.nemo_file import CheckpointError, check_values
 from nest_ssl.run_folder import is_checkpoint
 
 log = logging.getLogger(__name__)

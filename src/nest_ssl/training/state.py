@@ -35,10 +35,13 @@ import torch
 from torch import Tensor
 
 from nest_ssl._version import __version__
+from nest_ssl.config.checks import short
 from nest_ssl.nemo_file import (
     CheckpointError,
     check_archive,
+    check_fit,
     check_is_file,
+    check_weights,
     nemo_config,
     one_line,
     read_index,
@@ -48,6 +51,7 @@ from nest_ssl.training.metrics import EpochMeans
 from nest_ssl.training.sharding import (
     load_optimizer_state,
     load_weights,
+    optimized,
     own_weights,
     part_of,
     read_shards,
@@ -155,6 +159,23 @@ def averaged_weights(trained: Trained) -> dict[str, Tensor]:
     return {name: with_layout(average.weights[name], value) for name, value in trained.model.state_dict().items()}
 
 
+FORM: dict[str, type] = {
+    "global_step": int,
+    "state_dict": dict,
+    "optimizer_states": list,
+    "optimizer_states.0.state": dict,
+    "optimizer_states.0.param_groups": list,
+    "lr_schedulers": list,
+    "data_position.epoch": int,
+    "data_position.batch": int,
+    "data_position.world_size": int,
+    "progress.batches_seen": int,
+    "progress.memory": dict,
+}
+"""What a checkpoint consists of. Numbers are counts."""
+IN_SHARDS = [name for name in FORM if name.startswith(("state_dict", "optimizer_states"))]
+
+
 def examine_checkpoint(path: Path) -> str | None:
     """Check that a training checkpoint is undamaged and can be resumed; the file that its run was told to resume from.
 
@@ -192,7 +213,33 @@ def read_checkpoint(path: Path, device: torch.device | str = "cpu", *, mmap: boo
             f"{path}: cannot be resumed: it contains only weights, or NeMo has written it. Start from its weights with "
             f"'init_from_ptl_ckpt=\"{path}\"' and another exp_manager.name."
         )
-    return content if "progress" in content else from_first_edition(content)
+    content = {"path": path, **(content if "progress" in content else _from_first_edition(content, path))}
+    _check_form(content)
+    return content
+
+
+def _from_first_edition(content: dict[str, Any], path: Path) -> dict[str, Any]:
+    try:
+        return from_first_edition(content)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{path}: is damaged: a part of it is missing or odd ({one_line(error)}).") from error
+
+
+def _check_form(content: Mapping[str, Any]) -> None:
+    """Refuse a checkpoint whose parts are not what this program writes."""
+    parts = {name: kind for name, kind in FORM.items() if "shards" not in content or name not in IN_SHARDS}
+    for name, kind in parts.items():
+        value: Any = content
+        for key in name.split("."):
+            if key == "0":
+                value = value[0] if isinstance(value, list) and value else None
+            else:
+                value = value.get(key) if isinstance(value, Mapping) else None
+        is_count = kind is int and type(value) is int and 0 <= value < 2**53
+        if not (is_count if kind is int else isinstance(value, kind)):
+            raise CheckpointError(f"{content['path']}: is damaged: its {name} is {short(repr(value))}.")
+    if content["global_step"] > content["progress"]["batches_seen"]:
+        raise CheckpointError(f"{content['path']}: is damaged: it has more steps than batches.")
 
 
 def restore(checkpoint: dict[str, Any], trained: Trained) -> TrainState:
@@ -207,6 +254,8 @@ def restore(checkpoint: dict[str, Any], trained: Trained) -> TrainState:
         )
     if "shards" in checkpoint:
         checkpoint = read_shards(checkpoint["shards"], model, trained.step.optimizer)
+    else:
+        _check_tensors(checkpoint, trained)
     load_weights(model, _without_prefix(checkpoint.get("current_model_state", checkpoint["state_dict"])))
     if average is not None:
         known = progress["average"]
@@ -237,6 +286,32 @@ def restore(checkpoint: dict[str, Any], trained: Trained) -> TrainState:
     if "bad_data" in checkpoint["data_position"]:  # older checkpoints have none
         trained.loader.bad_data.load_state_dict(checkpoint["data_position"]["bad_data"], state.epoch)
     return state
+
+
+def _check_tensors(checkpoint: Mapping[str, Any], trained: Trained) -> None:
+    """Refuse tensors that are not those of this model and optimizer, or not finite: fused kernels trust shapes."""
+    where = str(checkpoint.get("path", "the checkpoint"))
+    for name in ("state_dict", "current_model_state"):
+        if name in checkpoint:
+            try:
+                weights = check_weights(_without_prefix(checkpoint[name]), f"{where}: its {name}")
+                check_fit(trained.model, weights, where)
+            except CheckpointError as error:
+                raise CheckpointError(
+                    f"{error}\nA run continues with the model that it began with. For another one start a run under "
+                    "another exp_manager.name; init_from_ptl_ckpt gives it the weights that fit."
+                ) from error
+    parameters = optimized(trained.step.optimizer)
+    for number, moments in checkpoint["optimizer_states"][0]["state"].items():
+        for kind, value in moments.items():
+            if not isinstance(value, Tensor) or value.ndim == 0:
+                continue
+            fits = number in range(len(parameters)) and value.shape == parameters[number].shape
+            if not (fits and value.is_floating_point() and value.isfinite().all()):
+                raise CheckpointError(
+                    f"{where}: the optimizer's {kind} of parameter {number} is not finite, or not that parameter's "
+                    f"({str(value.dtype).removeprefix('torch.')} {list(value.shape)}). Use an earlier checkpoint."
+                )
 
 
 def _place_in_epoch(position: Mapping[str, Any], trained: Trained, state: TrainState) -> int:

@@ -130,7 +130,7 @@ def train_and_save(world: World, folder: Path) -> dict[str, Any]:
     num_graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     trained = trained_model(world, 1)
     take_steps(trained, range(2))
-    ours, state = saver(folder, world), TrainState(step=2, batch=2)
+    ours, state = saver(folder, world), TrainState(step=2, batch=2, batches_seen=2)
     ours.save_best(state, trained, {"val_loss": 1.0})
     ours.save_last(state, trained)
     ours.save_nemo_at_end(trained)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,11 +14,13 @@ import pytest
 import torch
 
 from nest_ssl.config import ExperimentConfig
+from nest_ssl.nemo_file import CheckpointError
 from nest_ssl.run_folder import BEFORE, LAST, RunFolder
-from nest_ssl.training.state import examine_checkpoint, restore
+from nest_ssl.training.state import _check_tensors, examine_checkpoint, restore
 
 RESUME = ExperimentConfig(resume_if_exists=True, resume_ignore_no_checkpoint=True)
 WEIGHTS = torch.arange(1000.0)
+LEFT_OUT = object()
 
 
 def write(path: Path, time_s: int, *, resumed_from: Path | None = None, **more: Any) -> Path:
@@ -24,12 +28,15 @@ def write(path: Path, time_s: int, *, resumed_from: Path | None = None, **more: 
     path.parent.mkdir(parents=True, exist_ok=True)
     memory: dict[str, Any] = {"best": {}, "resumed_from": None if resumed_from is None else str(resumed_from)}
     content = {
-        "data_position": {},
-        "optimizer_states": [],
-        "progress": {"memory": memory},
+        "global_step": 6,
+        "data_position": {"epoch": 1, "batch": 2, "world_size": 1},
+        "optimizer_states": [{"state": {}, "param_groups": []}],
+        "lr_schedulers": [],
+        "progress": {"memory": memory, "batches_seen": 6},
         "state_dict": {"w": WEIGHTS},
     }
-    torch.save({**content, **more}, path)
+    content = {key: value for key, value in {**content, **more}.items() if value is not LEFT_OUT}
+    torch.save(content, path)
     os.utime(path, (time_s, time_s))
     return path
 
@@ -79,6 +86,71 @@ def test_a_run_continues_from_the_newest_good_checkpoint(tmp_path: Path, damage:
     if damage is not Path.unlink:
         assert f"passed over a checkpoint: {last}: " in said[0]
         assert f"resuming from {before} instead" in said[1]
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "named"),
+    [
+        ("global_step", None, "global_step is None"),
+        ("global_step", -1, "global_step is -1"),
+        ("global_step", 10**12, "more steps than batches"),
+        ("global_step", "six", "global_step is 'six'"),
+        ("global_step", LEFT_OUT, "global_step is None"),
+        ("state_dict", LEFT_OUT, "state_dict is None"),
+        ("state_dict", [1], r"state_dict is \[1\]"),
+        ("lr_schedulers", LEFT_OUT, "lr_schedulers is None"),
+        ("optimizer_states", [], "optimizer_states.0.state is None"),
+        ("optimizer_states", [{"state": "x", "param_groups": []}], "optimizer_states.0.state is 'x'"),
+        ("data_position", {}, "data_position.epoch is None"),
+        ("data_position", [7], "data_position.epoch is None"),
+        ("data_position", {"epoch": 0, "batch": -3, "world_size": 1}, "data_position.batch is -3"),
+        ("progress", "x", "progress.batches_seen is None"),
+    ],
+)
+def test_a_checkpoint_with_an_odd_part_is_passed_over_and_named(
+    tmp_path: Path, part: str, value: Any, named: str
+) -> None:
+    folder, said = RunFolder(tmp_path), list[str]()
+    before = write(folder.checkpoints / BEFORE, 2000)
+    last = write(folder.checkpoints / LAST, 3000, **{part: value})
+    assert folder.checkpoint_to_resume(RESUME, examine_checkpoint, said.append) == before
+    assert re.search(f"passed over a checkpoint: {last}: is damaged: .*{named}", said[0])
+
+
+def model_and_checkpoint() -> tuple[Any, dict[str, Any]]:
+    """What is trained, and a checkpoint of it as `restore` is given it."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    content = {"path": "x.ckpt", "state_dict": model.state_dict(), "optimizer_states": [optimizer.state_dict()]}
+    return SimpleNamespace(model=model, step=SimpleNamespace(optimizer=optimizer)), copy.deepcopy(content)
+
+
+def test_tensors_of_another_kind_or_shape_are_refused_before_anything_is_loaded() -> None:
+    """A fused optimizer reads and writes beyond a moment that is too small."""
+    trained, good = model_and_checkpoint()
+    _check_tensors(good, trained)
+    nan = torch.full((2, 3), float("nan"))
+    for wrong in (torch.zeros(2, 3).bool(), torch.zeros(2, 3).char(), torch.zeros(2, 3, dtype=torch.complex64), nan):
+        _, bad = model_and_checkpoint()
+        bad["state_dict"]["weight"] = wrong
+        with pytest.raises(CheckpointError, match=r"(?s)x\.ckpt: .*weight"):
+            _check_tensors(bad, trained)
+    for wrong in (torch.zeros(3), torch.zeros(2, 3).long(), nan):
+        _, bad = model_and_checkpoint()
+        bad["optimizer_states"][0]["state"][0]["exp_avg"] = wrong
+        with pytest.raises(CheckpointError, match=r"x\.ckpt: the optimizer's exp_avg of parameter 0 is not"):
+            _check_tensors(bad, trained)
+
+
+def test_another_architecture_is_refused_with_a_few_names_and_the_way_out() -> None:
+    trained, bad = model_and_checkpoint()
+    bad["state_dict"] = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(30))).state_dict()
+    with pytest.raises(CheckpointError, match=r"another exp_manager\.name; init_from_ptl_ckpt") as error:
+        _check_tensors(bad, trained)
+    assert len(str(error.value).splitlines()) < 12
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
