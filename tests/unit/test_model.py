@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nest_ssl import EncDecDenoiseMaskedTokenPredModel, EncDecMaskedTokenPredModel
+from nest_ssl.modules import MultiMLMLoss
 from nest_ssl.modules.conformer import _log_once
 from tests.helpers import NO_DROPOUT, model_section, noise_batch, tiny_model
 
@@ -107,6 +108,21 @@ def test_no_masked_frame_gives_a_loss_of_zero_with_gradients() -> None:
     assert all(g is not None and torch.isfinite(g).all() and not g.any() for g in gradients)
     log_probs, lengths, masks, tokens = model(**noise_batch(LENGTHS))
     assert not model.loss(masks=masks, decoder_outputs=log_probs, targets=tokens, decoder_lengths=lengths).any()
+
+
+@pytest.mark.parametrize("wrong", [-1, 16])
+def test_a_code_that_the_decoder_does_not_have_is_refused(wrong: int) -> None:
+    loss = MultiMLMLoss()
+    targets = torch.zeros(2, 5, 1, dtype=torch.long)
+    targets[1, 3] = wrong
+    with pytest.raises(RuntimeError, match="contains a code that the decoder does not have: it has 0 to 15"):
+        loss(masks=torch.ones(2, 3, 5), decoder_outputs=torch.zeros(2, 5, 16, 1), targets=targets)
+
+
+def test_a_quantizer_with_more_codes_than_the_decoder_is_refused_before_a_model_is_built() -> None:
+    """On a GPU it would be an assertion on the device in the first step."""
+    with pytest.raises(ValueError, match=r"model\.decoder\.num_classes is 64, but quantizer\.num_classes is 128"):
+        tiny_model({"quantizer.num_classes": 128})
 
 
 def test_features_can_be_given_in_place_of_audio() -> None:

@@ -42,6 +42,13 @@ class MultiMLMLoss(nn.Module):
         masked_BS = self.masked_tokens(masks.float().mean(1))
         num_tokens = min(masked_BS.shape[1], decoder_outputs.shape[1], targets.shape[1])
         masked_BS1 = masked_BS[:, :num_tokens, None]
+        if targets.device.type == "cpu":  # elsewhere `ModelConfig` must do, which compares quantizer and decoder
+            num_codes = decoder_outputs.shape[2]
+            torch._assert_async(
+                ((targets >= 0) & (targets < num_codes)).all(),
+                f"targets: contains a code that the decoder does not have: it has 0 to {num_codes - 1}. "
+                "quantizer.num_classes and decoder.num_classes must be equal.",
+            )
         nll_BSH = -decoder_outputs[:, :num_tokens].gather(2, targets[:, :num_tokens, None])[:, :, 0]
         count = masked_BS1.sum().clamp(min=1) * targets.shape[2]
         return torch.where(masked_BS1, nll_BSH, 0.0).sum() / count
