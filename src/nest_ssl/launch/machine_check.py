@@ -15,7 +15,7 @@ from pathlib import Path
 
 from nest_ssl.config import NestConfig
 from nest_ssl.launch.launcher import free_port
-from nest_ssl.launch.ranks import DEFAULT_PORT
+from nest_ssl.launch.ranks import DEFAULT_PORT, number_in
 from nest_ssl.watchdog.report.evidence import py_spy
 
 GOOD, LOOK, BAD = "good", "look", "bad"
@@ -104,7 +104,10 @@ def _open_files() -> Finding:
 
 
 def _port() -> Finding:
-    port = int(os.environ.get("MASTER_PORT", DEFAULT_PORT))
+    try:
+        port = number_in(os.environ, "MASTER_PORT", DEFAULT_PORT)
+    except ValueError as error:
+        return Finding(BAD, "port", str(error))
     with socket.socket() as sock:
         try:
             sock.bind(("", port))

@@ -27,17 +27,17 @@ def from_environment(env: Mapping[str, str], devices: int) -> RankFacts | None:
     """Return the facts if this process was launched as a rank, else None; `devices` is the config's number per node."""
     if "RANK" in env and "WORLD_SIZE" in env:
         return _from_torchrun(env, devices)
-    if "SLURM_PROCID" in env and "SLURM_STEP_ID" in env and int(env.get("SLURM_NTASKS", "1")) > 1:
+    if "SLURM_PROCID" in env and "SLURM_STEP_ID" in env and number_in(env, "SLURM_NTASKS", 1) > 1:
         return _from_slurm(env)
     return None
 
 
-def number_in(env: Mapping[str, str], name: str, default: int = 0) -> int:
+def number_in(env: Mapping[str, str], name: str, default: int = 0, *, least: int = 0) -> int:
     """Return the number in an environment variable; ports and ranks that cannot be are refused with its name."""
     text = env.get(name, str(default))
     most = 65_534 if name == "MASTER_PORT" else 10**7  # the port after it is the monitors'
-    if not (text.isascii() and text.strip().isdigit() and int(text) <= most):
-        raise ValueError(f"{name}={text!r}: not a number from 0 to {most}. Set it to one, or unset it.")
+    if not (text.isascii() and text.strip().isdigit() and least <= int(text) <= most):
+        raise ValueError(f"{name}={text!r}: not a number from {least} to {most}. Set it to one, or unset it.")
     return int(text)
 
 
@@ -46,8 +46,8 @@ def port_is_taken(port: int, why: str | None) -> ValueError:
 
 
 def _from_torchrun(env: Mapping[str, str], devices: int) -> RankFacts:
-    rank, world_size = number_in(env, "RANK"), number_in(env, "WORLD_SIZE")
-    local_world_size = number_in(env, "LOCAL_WORLD_SIZE", min(devices, world_size))
+    rank, world_size = number_in(env, "RANK"), number_in(env, "WORLD_SIZE", least=1)
+    local_world_size = number_in(env, "LOCAL_WORLD_SIZE", min(devices, world_size), least=1)
     launcher = "nest-ssl" if BEACON_VARIABLE in env else "torchrun" if "TORCHELASTIC_RUN_ID" in env else "environment"
     if world_size > 1 and "MASTER_PORT" not in env:
         raise ValueError("WORLD_SIZE is set and MASTER_PORT is not: set MASTER_ADDR and MASTER_PORT on every rank.")
@@ -56,7 +56,7 @@ def _from_torchrun(env: Mapping[str, str], devices: int) -> RankFacts:
         local_rank=number_in(env, "LOCAL_RANK", rank % local_world_size),
         world_size=world_size,
         local_world_size=local_world_size,
-        node=int(env.get("GROUP_RANK", env.get("NODE_RANK", rank // local_world_size))),
+        node=number_in(env, "GROUP_RANK" if "GROUP_RANK" in env else "NODE_RANK", rank // local_world_size),
         launcher=launcher,
         master_addr=env.get("MASTER_ADDR", "127.0.0.1"),
         master_port=number_in(env, "MASTER_PORT", DEFAULT_PORT),
@@ -64,14 +64,17 @@ def _from_torchrun(env: Mapping[str, str], devices: int) -> RankFacts:
 
 
 def _from_slurm(env: Mapping[str, str]) -> RankFacts:
-    node = int(env["SLURM_NODEID"])
+    node = number_in(env, "SLURM_NODEID")
     per_node = env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE") or env["SLURM_NTASKS"]
-    job = int(re.sub(r"\D", "", env.get("SLURM_JOB_ID", "0")) or 0)
+    job = int(re.sub(r"[^0-9]", "", env.get("SLURM_JOB_ID", "0")) or 0)
+    counts = tasks_per_node(per_node)
+    if node >= len(counts):
+        raise ValueError(f"SLURM_NODEID={node}: SLURM_TASKS_PER_NODE={per_node} has only {len(counts)} nodes.")
     return RankFacts(
-        rank=int(env["SLURM_PROCID"]),
-        local_rank=int(env["SLURM_LOCALID"]),
-        world_size=int(env["SLURM_NTASKS"]),
-        local_world_size=tasks_per_node(per_node)[node],
+        rank=number_in(env, "SLURM_PROCID"),
+        local_rank=number_in(env, "SLURM_LOCALID"),
+        world_size=number_in(env, "SLURM_NTASKS", 1),
+        local_world_size=counts[node],
         node=node,
         launcher="slurm",
         master_addr=env.get("MASTER_ADDR") or first_host(env.get("SLURM_STEP_NODELIST", env.get("SLURM_NODELIST", ""))),

@@ -243,3 +243,33 @@ def test_the_ports_of_one_slurm_job_are_not_those_of_the_next() -> None:
         assert facts is not None
         ports += [facts.master_port, facts.master_port + 1]
     assert len(set(ports)) == 4
+
+
+@pytest.mark.parametrize(
+    ("launcher", "name"),
+    [(TORCHRUN, name) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")]
+    + [(SLURM, name) for name in ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_NTASKS")],
+)
+def test_a_variable_that_is_no_number_is_refused_by_its_name(launcher: dict[str, str], name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name}='abc': not a number from "):
+        from_environment({**launcher, name: "abc"}, 4)
+
+
+@pytest.mark.parametrize("name", ["WORLD_SIZE", "LOCAL_WORLD_SIZE"])
+def test_no_ranks_at_all_are_refused_by_the_name_of_the_variable(name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name}='0': not a number from 1 to "):
+        from_environment({**TORCHRUN, name: "0"}, 4)
+
+
+def test_the_number_of_a_node_is_read_from_either_variable() -> None:
+    by_hand = {"RANK": "5", "WORLD_SIZE": "8", "MASTER_PORT": "1", "NODE_RANK": "abc"}
+    with pytest.raises(ValueError, match="^NODE_RANK='abc': not a number"):
+        from_environment(by_hand, 4)
+    facts = from_environment({**by_hand, "NODE_RANK": "1"}, 4)
+    assert facts is not None
+    assert facts.node == 1
+
+
+def test_a_slurm_node_that_has_no_tasks_is_refused() -> None:
+    with pytest.raises(ValueError, match="^SLURM_NODEID=2: SLURM_TASKS_PER_NODE=4,3 has only 2 nodes"):
+        from_environment({**SLURM, "SLURM_NODEID": "2"}, 4)
