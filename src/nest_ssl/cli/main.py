@@ -23,6 +23,7 @@ from nest_ssl.cli.probe import probe
 from nest_ssl.cli.report import report
 from nest_ssl.cli.verify import verify
 from nest_ssl.config.checks import local_paths, log_to_terminal
+from nest_ssl.watchdog.system import open_missing_streams
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command()(prepare)
@@ -59,6 +60,7 @@ def main(arguments: list[str] | None = None) -> None:
     # Must be set before torch is loaded. Idle OpenMP threads spin; on shared cores they steal time from those that work
     # (measured on two cores: up to 4.4 s per step instead of 0.2 s; with this at most 0.5 s).
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    open_missing_streams()
     try:
         local_paths("nest-ssl", sys.argv[1:] if arguments is None else arguments)
         app(arguments)

@@ -10,7 +10,7 @@ import typer
 
 from nest_ssl.cli.console import make_console, quiet
 from nest_ssl.config.composing import DEFAULT_CONFIG
-from nest_ssl.watchdog.system import end_before_training, on_stop_signals
+from nest_ssl.watchdog.system import end_before_training, on_stop_signals, while_stdout_lasts
 
 if TYPE_CHECKING:
     from nest_ssl.config import NestConfig
@@ -41,7 +41,8 @@ def pretrain(
     command = run.pretrain_command([*arguments, *(overrides or [])], verbose=verbose)
     outcome = run.run(cfg, run.pretrain, command)
     if outcome.exit_code == FINISHED and outcome.speaks:
-        show_result(cfg, outcome.run_dir)
+        with while_stdout_lasts():
+            show_result(cfg, outcome.run_dir)
     raise typer.Exit(outcome.exit_code)
 
 

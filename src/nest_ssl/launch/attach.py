@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import secrets
 import shutil
@@ -21,8 +22,10 @@ from nest_ssl.watchdog.exchange import job_secret
 from nest_ssl.watchdog.monitor import Monitor, watch_lone_rank
 from nest_ssl.watchdog.rank import RankFacts
 from nest_ssl.watchdog.report.status import Settings, write_status
-from nest_ssl.watchdog.rows import Limits, local_rows
+from nest_ssl.watchdog.rows import Limits, RankRow, local_rows
 from nest_ssl.watchdog.system import is_alive
+
+log = logging.getLogger(__name__)
 
 JOB_VARIABLES = (
     "TORCHELASTIC_RUN_ID",
@@ -72,7 +75,7 @@ def attached(
         return
     own = Settings(**settings, beacon=str(beacon.path), node=facts.node, parent=0)
     limits = Limits(own.floor_s, own.init_s)
-    agent.show = lambda: write_status(own, local_rows(beacon, limits, own.node), None)
+    agent.show = lambda: _write_status(own, local_rows(beacon, limits, own.node))
     agent.close = lambda: _close(agent)
     over = threading.Event()
     if own.judges:
@@ -85,6 +88,13 @@ def attached(
     finally:
         over.set()
         agent.close()
+
+
+def _write_status(settings: Settings, rows: list[RankRow]) -> None:
+    try:
+        write_status(settings, rows, None)
+    except OSError as error:  # no inode is left, say: a checkpoint that cannot be written is another matter
+        log.warning("%s: the status for 'nest-ssl doctor' could not be written: %s", settings.run_dir, error)
 
 
 def _close(agent: RankAgent) -> None:

@@ -27,7 +27,7 @@ from nest_ssl.launch import ranks
 from nest_ssl.run_folder import RunFolder, given_ranks_per_node, ranks_per_node
 from nest_ssl.training import experiment
 from nest_ssl.watchdog.rank import FINISHED, NEEDS_A_PERSON, RESUMABLE, RankFacts
-from nest_ssl.watchdog.system import end_before_training, on_stop_signals
+from nest_ssl.watchdog.system import end_before_training, on_stop_signals, open_missing_streams
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +60,7 @@ def hydra_runner(
     def decorate(main: Main) -> Callable[[], None]:
         @functools.wraps(main)
         def program() -> None:
+            open_missing_streams()
             log_to_terminal(logging.INFO)
             script = Path(main.__code__.co_filename)
             if launch:

@@ -307,8 +307,11 @@ class Saver:
         if path.name == LAST:
             self.last_is_good = True
         if self.world.is_first:
-            self.folder.path.mkdir(parents=True, exist_ok=True)
-            replace_text(self.folder.saved, f"step {step}\n", sync=False)
+            try:
+                self.folder.path.mkdir(parents=True, exist_ok=True)
+                replace_text(self.folder.saved, f"step {step}\n", sync=False)
+            except OSError as error:  # the checkpoint itself is there
+                log.warning("%s: could not be written: %s", self.folder.saved, error.strerror or error)
 
     def wait(self) -> None:
         """Wait for the checkpoint that is being written. If it fails, warn; or raise, if that is one time too many."""

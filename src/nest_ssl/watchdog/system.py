@@ -53,6 +53,32 @@ def say(text: str) -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
+def open_missing_streams() -> None:
+    """Give a program that was started without stdin, stdout or stderr (`>&-`) empty ones.
+
+    Otherwise the next file that it opens would have the number of stdout, and be printed to.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+
+
+@contextlib.contextmanager
+def while_stdout_lasts() -> Iterator[None]:
+    """Print what can be printed: a full disk or an ended `| head` must not turn a finished run into a failed one."""
+    try:
+        yield
+        sys.stdout.flush()
+    except (OSError, ValueError) as error:
+        say(f"nest-ssl: warning: stdout: {getattr(error, 'strerror', None) or error}")
+        with contextlib.suppress(OSError, ValueError):  # so that flushing at exit does not fail again
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def within(seconds: float, work: Callable[[], T]) -> T:
     """Return the result of `work`; raise TimeoutError if it takes longer, as anything on a dead disk would."""
     results: list[T] = []

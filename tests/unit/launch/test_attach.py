@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from nest_ssl.launch.attach import _token, attached
+from nest_ssl.launch.attach import _token, _write_status, attached
 from nest_ssl.launch.launcher import make_beacon_folder
 from nest_ssl.watchdog.beacon import Beacon
 from nest_ssl.watchdog.rank import RankFacts
+from tests.unit.watchdog.facts import monitor_settings
 
 
 def test_a_local_rank_that_another_process_has_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,3 +32,9 @@ def test_a_requeued_job_has_a_beacon_of_its_own(monkeypatch: pytest.MonkeyPatch)
     assert _token(other_node) != first
     monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
     assert _token(facts) != first
+
+
+def test_a_status_that_cannot_be_written_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "watchdog").touch()  # as little can be made there as where no inode is left
+    _write_status(monitor_settings(tmp_path, ""), [])
+    assert f"{tmp_path}: the status for 'nest-ssl doctor' could not be written: " in caplog.text

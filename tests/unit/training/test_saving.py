@@ -327,3 +327,15 @@ def test_a_damaged_last_checkpoint_does_not_replace_its_predecessor(
         ours.wait()
         assert before.read_bytes() == b"good, and resumed from"
     assert read(ours.folder.last_checkpoint) == 0.0
+
+
+def test_a_note_of_the_step_that_cannot_be_written_ends_no_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours, trained = saver(tmp_path), SimpleNamespace()
+    ours.folder.saved.mkdir()
+    for step in range(1, 2 + saving.MOST_FAILURES):
+        ours.save_last(TrainState(step=step), trained)  # type: ignore[arg-type]
+    ours.finish()
+    assert torch.load(ours.folder.last_checkpoint, weights_only=True)["step"] == step
+    assert f"{ours.folder.saved}: could not be written: Is a directory" in caplog.text
