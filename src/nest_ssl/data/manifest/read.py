@@ -346,19 +346,20 @@ F = TypeVar("F", bound=Closable)
 class KeptOpen(Generic[F]):
     """The most recently used files, kept open: per process, and for one thread at a time (a file has one position)."""
 
-    def __init__(self, open_file: Callable[[str], F]) -> None:
+    def __init__(self, open_file: Callable[..., F]) -> None:
         self._open_file = open_file
         self._forget()
 
     @contextmanager
-    def file(self, path: str) -> Iterator[F]:
+    def file(self, path: str, **options: Any) -> Iterator[F]:
+        """The open file; `options` for whoever opens it, if that is to be done now."""
         if self._pid != os.getpid():  # after a fork, which shares the positions of the parent's files
             self._forget()
         with self._lock:
             if path not in self._files:
                 if len(self._files) >= MAX_OPEN:
                     self._files.popitem(last=False)[1].close()
-                self._files[path] = self._open_file(path)
+                self._files[path] = self._open_file(path, **options)
             self._files.move_to_end(path)
             yield self._files[path]
 
@@ -366,5 +367,5 @@ class KeptOpen(Generic[F]):
         self._files: OrderedDict[str, F] = OrderedDict()
         self._pid, self._lock = os.getpid(), threading.Lock()
 
-    def __reduce__(self) -> tuple[type[KeptOpen[F]], tuple[Callable[[str], F]]]:
+    def __reduce__(self) -> tuple[type[KeptOpen[F]], tuple[Callable[..., F]]]:
         return KeptOpen, (self._open_file,)

@@ -102,8 +102,11 @@ class ManifestDataset(Source):
         return len(self.manifest)
 
     @abstractmethod
-    def source(self, index: int, utterance: Utterance) -> tuple[str | bytes, str]:
-        """Return what to decode for utterance `index`, and its name in messages; raise AudioError."""
+    def source(self, index: int, utterance: Utterance, on_read: OnRead = None) -> tuple[str | bytes, str]:
+        """Return what to decode for utterance `index`, and its name in messages; raise AudioError.
+
+        Call `on_read` again where that takes long: the watchdog then sees progress.
+        """
 
     def utterance(self, index: int) -> Utterance:
         return self.manifest[index]
@@ -112,7 +115,7 @@ class ManifestDataset(Source):
         utterance = self.utterance(index)
         if on_read is not None:
             on_read(utterance.audio_filepath)
-        source, name = self.source(index, utterance)
+        source, name = self.source(index, utterance, on_read)
         samples = read_audio(
             source,
             sample_rate=self.sample_rate,
@@ -186,7 +189,7 @@ class AudioNoiseDataset(ManifestDataset, Dataset[AudioNoiseItem]):
     def __getitem__(self, index: int) -> AudioNoiseItem:
         return self.item(index)
 
-    def source(self, index: int, utterance: Utterance) -> tuple[str | bytes, str]:
+    def source(self, index: int, utterance: Utterance, on_read: OnRead = None) -> tuple[str | bytes, str]:
         return utterance.audio_filepath, utterance.audio_filepath
 
 

@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import tarfile
+import time
 from collections.abc import Iterable, Iterator
 from typing import Generic, TypeVar
 
@@ -23,6 +24,7 @@ from nest_ssl.audio import AudioError
 from nest_ssl.audio.signal import ChannelSelector
 from nest_ssl.data.batch.augmentation import Augmentation
 from nest_ssl.data.batch.collate import AudioNoiseItem
+from nest_ssl.data.batch.make import OnRead
 from nest_ssl.data.manifest.listing import NOT_AUDIO
 from nest_ssl.data.manifest.read import KeptOpen, Manifest, Paths, Utterance, open_manifests, split_paths
 from nest_ssl.data.plan.batches import FixedSizePlan
@@ -32,6 +34,7 @@ from nest_ssl.data.sources.files import ManifestDataset
 log = logging.getLogger(__name__)
 
 LAYOUTS = {"scatter": "contiguous", "replicate": "replicated"}
+PROGRESS_EVERY_S = 1.0
 SUB_SEGMENT = re.compile(r"-sub\d+$")
 """NeMo's suffix for further utterances cut from the same member."""
 
@@ -85,14 +88,22 @@ def _likeness(member: str, name: str) -> tuple[bool, bool, int, bool, bool]:
 
 
 class TarShard:
-    """The members of one tar file, by name."""
+    """The members of one tar file, by name.
 
-    def __init__(self, path: str) -> None:
+    `on_read` is called with the path every second while headers are read: on a slow disk that takes longer than the
+    watchdog gives a single read.
+    """
+
+    def __init__(self, path: str, on_read: OnRead = None) -> None:
         self.path = path
         members: dict[str, tuple[int, int]] = {}
+        said_at_s = time.monotonic()
         try:
             with tarfile.open(path, "r:") as tar:
                 for member in tar:
+                    if on_read is not None and time.monotonic() - said_at_s > PROGRESS_EVERY_S:
+                        said_at_s = time.monotonic()
+                        on_read(path)
                     if member.isreg():
                         members[member.name.removeprefix("./")] = (member.offset_data, member.size)
         except (OSError, tarfile.TarError) as error:
@@ -209,10 +220,10 @@ class TarredAudioNoiseDataset(ManifestDataset, IterableDataset[AudioNoiseItem]):
     def utterance(self, index: int) -> Utterance:
         return self.manifest[index if self._numbers is None else int(self._numbers[index])]
 
-    def source(self, index: int, utterance: Utterance) -> tuple[str | bytes, str]:
+    def source(self, index: int, utterance: Utterance, on_read: OnRead = None) -> tuple[str | bytes, str]:
         shard = self._paths[int(np.searchsorted(self._ends, index, side="right"))]
         name = utterance.audio_filepath
-        with self._tars.file(shard) as tar:
+        with self._tars.file(shard, on_read=on_read) as tar:
             return tar.read(name), f"{shard}/{name}"
 
     def _sizes_of_shard_manifests(self) -> tuple[int, ...]:

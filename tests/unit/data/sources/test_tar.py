@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import tarfile
 from collections import Counter
 from pathlib import Path
@@ -257,3 +258,24 @@ def test_the_dataset_can_be_iterated_by_ranks_with_torchs_own_loader(
         )
         seen.update(i for batch in loader for i in batch.sample_id)
     assert seen == Counter(str(i) for i in range(22))
+
+
+def test_a_shard_whose_headers_are_read_slowly_shows_progress(
+    shards: Path, monkeypatch: pytest.MonkeyPatch, corpus: Corpus
+) -> None:
+    """The watchdog takes the time from the last call of `on_read` for one read."""
+    dataset = TarredAudioNoiseDataset(
+        audio_tar_filepaths=str(shards / "audio_0.tar"),
+        manifest_filepath=str(shards / "sharded_manifests" / "manifest_0.json"),
+        shard_manifests=True,
+        sample_rate=RATE,
+    )
+    clock = itertools.count(0.0, 0.4)
+    monkeypatch.setattr("nest_ssl.data.sources.tar.time.monotonic", lambda: next(clock))
+    seen: list[str] = []
+    dataset.read(0, seen.append)
+    assert seen[0] == "speech_0.wav"
+    assert set(seen[1:]) == {str(shards / "audio_0.tar")}
+    assert 1 <= len(seen[1:]) <= len(dataset)
+    dataset.read(1, seen.append)
+    assert seen[-1] == "speech_5.wav"  # its headers are known
