@@ -219,6 +219,8 @@ def log_to_terminal(level: int) -> None:
             handler.setFormatter(PlainFormatter("%(message)s"))
 
 
+MOST_NAME_BYTES = 150
+"""A file system takes 255 bytes; names of checkpoints add metrics, and those being written more."""
 _UNWRITABLE = re.compile("[\x00-\x1f\ud800-\udfff]")
 """Control characters, and halves of surrogate pairs, which cannot be encoded."""
 
@@ -228,12 +230,12 @@ def stays_inside(key: str, name: str | None) -> None:
     if name is None:
         return
     parts = re.split(r"[/\\\\]", name)
-    if not name or ".." in parts or name.startswith(("/", "~")) or _UNWRITABLE.search(name):
+    if not name.strip(".") or ".." in parts or name.startswith(("/", "~")) or _UNWRITABLE.search(name):
         raise ValueError(
             f"{key}: {quoted(name)} is not a name inside the run's folder. Use letters, digits, '-' and '_'."
         )
-    if any(len(part.encode(errors="replace")) > 255 for part in parts):
-        raise ValueError(f"{key}: {short(name)} is too long for a file system (255 bytes).")
+    if any(len(part.encode(errors="replace")) > MOST_NAME_BYTES for part in parts):
+        raise ValueError(f"{key}: {short(name)} is longer than {MOST_NAME_BYTES} bytes, too long for names of files.")
 
 
 REMOTE = re.compile(r"(?!file:)[a-z][a-z0-9+.-]{1,9}:/{1,2}\w", re.IGNORECASE)

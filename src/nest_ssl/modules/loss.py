@@ -42,7 +42,14 @@ class MultiMLMLoss(nn.Module):
         masked_BS = self.masked_tokens(masks.float().mean(1))
         num_tokens = min(masked_BS.shape[1], decoder_outputs.shape[1], targets.shape[1])
         masked_BS1 = masked_BS[:, :num_tokens, None]
-        nll_BSH = -_taken(decoder_outputs[:, :num_tokens], targets[:, :num_tokens])
+        if targets.device.type == "cpu":  # elsewhere `ModelConfig` must do, which compares quantizer and decoder
+            num_codes = decoder_outputs.shape[2]
+            torch._assert_async(
+                ((targets >= 0) & (targets < num_codes)).all(),
+                f"targets: contains a code that the decoder does not have: it has 0 to {num_codes - 1}. "
+                "quantizer.num_classes and decoder.num_classes must be equal.",
+            )
+        nll_BSH = -decoder_outputs[:, :num_tokens].gather(2, targets[:, :num_tokens, None])[:, :, 0]
         count = masked_BS1.sum().clamp(min=1) * targets.shape[2]
         return torch.where(masked_BS1, nll_BSH, 0.0).sum() / count
 
@@ -53,21 +60,3 @@ class MultiMLMLoss(nn.Module):
         shape = (mask_BT.shape[0], num_tokens, step)
         shares_BS = mask_BT[:, : num_tokens * step].float().reshape(shape).mean(2)
         return shares_BS > self.cfg.mask_threshold
-
-
-def _taken(log_probs_BSKH: Tensor, targets_BSH: Tensor) -> Tensor:
-    """(B, S, H) log-probabilities of the targets.
-
-    Torch checks the targets on a CPU. A GPU would only report an assertion: `ModelConfig` compares the numbers of codes
-    of quantizer and decoder before a model is built.
-    """
-    try:
-        return log_probs_BSKH.gather(2, targets_BSH[:, :, None])[:, :, 0]
-    except (IndexError, RuntimeError) as error:
-        num_codes = log_probs_BSKH.shape[2]
-        if "out of bounds" not in str(error):
-            raise
-        raise ValueError(
-            f"targets: from {int(targets_BSH.min())} to {int(targets_BSH.max())}, but the decoder has codes 0 to "
-            f"{num_codes - 1}; quantizer.num_classes and decoder.num_classes must be equal."
-        ) from error

@@ -60,6 +60,9 @@ class Ledger:
         self._state = manifest.with_name(f"{manifest.name}.state")
         self._finals = (manifest, bad_path(manifest))
         self._partials = tuple(path.with_name(f"{path.name}.partial") for path in self._finals)
+        for path in self._finals:
+            if path.exists() and not path.is_file():
+                raise ValueError(f"{path}: is not a file. Give the manifest to write, for example {path}/train.jsonl.")
         manifest.parent.mkdir(parents=True, exist_ok=True)
         self.progress = Progress() if restart else self._load()
         self._hash = hashlib.sha256()

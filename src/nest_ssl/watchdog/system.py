@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import io
 import os
 import shutil
 import signal
@@ -54,9 +55,10 @@ def say(text: str) -> None:
 
 
 def open_missing_streams() -> None:
-    """Give a program that was started without stdin, stdout or stderr (`>&-`) empty ones.
+    """Give a program that was started without stdin, stdout or stderr (`>&-`) empty ones, and any a way to print all.
 
-    Otherwise the next file that it opens would have the number of stdout, and be printed to.
+    Otherwise the next file that it opens would have the number of stdout, and be printed to. And a name with a letter
+    that the terminal's encoding lacks would end the program when it is printed.
     """
     for number in (0, 1, 2):
         try:
@@ -65,6 +67,9 @@ def open_missing_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
     sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 @contextlib.contextmanager
