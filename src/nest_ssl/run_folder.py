@@ -291,6 +291,8 @@ class MetricsWriter:
         if self._columns is None:  # a resumed run has some already
             self._columns = read_columns(self.path)
         new = [name for name in row if name not in self._columns]
+        if self.path.exists() and not self.path.is_file():
+            raise OSError(f"{self.path}: cannot be written: it is not a file.")  # a pipe would wait for a reader
         try:
             if new:
                 self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -110,8 +110,14 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     writer.write({"a": 1.0}, 0)
     (tmp_path / "metrics.csv").unlink()
     (tmp_path / "metrics.csv").mkdir()
-    with pytest.raises(OSError, match=r"metrics\.csv: cannot be written: Is a directory"):
+    with pytest.raises(OSError, match=r"metrics\.csv: cannot be written: it is not a file"):
         writer.write({"a": 1.0}, 1)
+
+
+def test_a_pipe_in_place_of_the_metrics_is_named_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "metrics.csv")
+    with pytest.raises(OSError, match=r"metrics\.csv: cannot be written: it is not a file"):
+        MetricsWriter(tmp_path / "metrics.csv").write({"a": 1.0}, 0)
 
 
 def make(path: Path, time_s: int) -> Path:

@@ -337,3 +337,9 @@ def test_progress_is_reported_while_it_runs(corpus: Path, tmp_path: Path) -> Non
     prepare_manifest(corpus, tmp_path / "m.jsonl", report=lambda progress: seen.append(progress.num_done))
     assert seen == list(range(1, 19))
     assert time.monotonic() - started < 60
+
+
+def test_an_output_that_is_a_folder_is_refused_before_anything_is_measured(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"corpus: is not a file\. Give the manifest to write"):
+        prepare_manifest(corpus, corpus)
+    assert not list(tmp_path.glob("*.partial"))

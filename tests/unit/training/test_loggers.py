@@ -67,7 +67,7 @@ def test_a_log_that_cannot_be_written_is_one_warning(tmp_path: Path, caplog: pyt
         ours.write({"val_loss": 1.5}, step, 0)
     ours.close()
     assert ours.latest == {"val_loss": 1.5}
-    assert caplog.text.count("metrics.csv: cannot be written: Is a directory") == 1
+    assert caplog.text.count("metrics.csv: cannot be written: it is not a file") == 1
     assert "Training continues" in caplog.text
 
 

@@ -87,3 +87,10 @@ def test_a_file_that_blocks_a_thread_is_named_once(capsys: pytest.CaptureFixture
     said = capsys.readouterr().err
     assert said.count("warning") == 1
     assert r"'/a\x1b[31m.wav': has been read for 0 s and does not end" in said
+
+
+def test_what_the_terminal_cannot_encode_is_written_out() -> None:
+    code = "from nest_ssl.watchdog.system import open_missing_streams as fix; fix(); print('4 \\u2192 8 \\u2026')"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "4 \\u2192 8 \\u2026\n"
