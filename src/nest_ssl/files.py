@@ -40,9 +40,9 @@ def replacing(path: str | Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
 
 
 def replace_text(path: str | Path, text: str, *, sync: bool = True) -> None:
-    """Write `text` as the whole content of `path`, in UTF-8."""
+    """Write `text` as the whole content of `path`, in UTF-8; what cannot be encoded, of odd file names, as escapes."""
     with replacing(path, sync=sync) as file:
-        file.write(text.encode())
+        file.write(text.encode(errors="backslashreplace"))
 
 
 def give_second_name(path: Path, second: Path, *, keeps_before: bool = False) -> bool:

@@ -127,6 +127,8 @@ class RunFolder:
             except (ValueError, OSError) as error:
                 bad.append(str(error).rstrip())
                 continue
+            if not bad and path.name != LAST and self.saved.is_file() and not self.last_checkpoint.exists():
+                bad.append(f"{self.last_checkpoint}: is not there, although the run has saved.")
             for reason in bad:
                 say(f"passed over a checkpoint: {reason}")
             if bad:

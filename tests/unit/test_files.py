@@ -117,3 +117,8 @@ def test_a_folder_gets_a_second_name_file_by_file(tmp_path: Path) -> None:
     remove(best)
     assert (last / "x").read_text() == "new"
     assert os.listdir(tmp_path) == ["last"]
+
+
+def test_a_name_that_is_not_utf8_is_written_as_an_escape(tmp_path: Path) -> None:
+    replace_text(tmp_path / "x.txt", "/data/\udcff.wav\n")
+    assert (tmp_path / "x.txt").read_text() == "/data/\\udcff.wav\n"

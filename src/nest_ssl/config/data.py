@@ -257,6 +257,8 @@ class DatasetConfig:
             raise ValueError("bucket_batch_size: needs one more entry than bucket_duration_bins.")
         if sizes is not None and self.use_lhotse and not self.use_bucketing:
             raise ValueError("bucket_batch_size: needs 'use_bucketing: true'.")
+        if self.use_lhotse and self.is_tarred and self.tarred_audio_filepaths is None:
+            raise ValueError("is_tarred: with 'use_lhotse: true' it needs tarred_audio_filepaths, or leave it out.")
         if self.max_utts and self.is_tarred:
             raise ValueError("max_utts: has no effect on tar shards, which are read whole. Shorten the manifest.")
         if self.use_lhotse and (self.cuts_path or self.shar_path):

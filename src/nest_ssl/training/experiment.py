@@ -18,7 +18,7 @@ from typing import TextIO
 import yaml
 
 from nest_ssl.config import ExperimentConfig, NestConfig
-from nest_ssl.files import remove, replacing
+from nest_ssl.files import remove, replace_text
 from nest_ssl.run_folder import DEFAULT_ROOT, RunFolder
 
 try:
@@ -144,8 +144,7 @@ def describe(folder: RunFolder, cfg: NestConfig) -> None:
             (folder.hparams, yaml.safe_dump(dataclasses.asdict(cfg), sort_keys=False)),
             (folder.commit, git_commit()),
         ):
-            with replacing(path) as file:
-                file.write(text.encode())
+            replace_text(path, text)
         for name in (cfg.exp_manager.files_to_copy or []) if cfg.exp_manager else []:
             shutil.copy(name, folder.path)
     except OSError as error:
@@ -154,7 +153,11 @@ def describe(folder: RunFolder, cfg: NestConfig) -> None:
 
 def _cannot_be_written(folder: RunFolder, error: OSError) -> ValueError:
     reason = error.strerror or str(error)
-    return ValueError(f"{folder.path}: cannot be written: {reason}. Set exp_manager.exp_dir to another folder.")
+    of_checkpoints = folder.dirpath is not None and str(error.filename or "").startswith(str(folder.checkpoints))
+    place, key = folder.path, "exp_dir"
+    if of_checkpoints:
+        place, key = folder.checkpoints, "checkpoint_callback_params.dirpath"
+    return ValueError(f"{place}: cannot be written: {reason}. Set exp_manager.{key} to another folder.")
 
 
 def git_commit() -> str:

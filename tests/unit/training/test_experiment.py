@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from nest_ssl.config import ExperimentConfig, NestConfig
 from nest_ssl.run_folder import RunFolder
 from nest_ssl.training.experiment import (
     VERSION_VARIABLE,
+    _cannot_be_written,
     check_all_name_it_alike,
     named_for_ranks,
     run_folder,
@@ -66,3 +68,12 @@ def test_a_dry_run_saves_nothing_when_it_is_stopped(tmp_path: Path) -> None:
     assert not saves_when_stopped(config(tmp_path, create_preemption_callback=False))
     cfg.trainer.fast_dev_run = True
     assert not saves_when_stopped(cfg)
+
+
+def test_a_folder_for_checkpoints_that_cannot_be_written_is_named_with_its_key(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    folder = RunFolder(tmp_path / "run", dirpath=str(tmp_path / "file" / "checkpoints"))
+    error = OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder.checkpoints))
+    message = str(_cannot_be_written(folder, error))
+    assert message.startswith(f"{folder.checkpoints}: cannot be written: Not a directory.")
+    assert "exp_manager.checkpoint_callback_params.dirpath" in message

@@ -37,6 +37,8 @@ from nest_ssl.data.batch.collate import (
 )
 from nest_ssl.data.randomness import utterance_generators
 
+MOST_NAMED = 5
+"""Files in one message."""
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -242,8 +244,10 @@ class BatchMaker:
             if not isinstance(outcome, AudioError):
                 return outcome
             bad.append(replace(_bad("speech", outcome, place), stand_in=number > 0))
-        named = "\n".join(f"  {file.audio_filepath}: {file.reason}" for file in bad if file.kind == "speech")
-        raise BadDataError(f"none of these neighbours in the plan can be read:\n{named}")
+        named = [f"  {file.audio_filepath}: {file.reason}" for file in bad if file.kind == "speech"]
+        more = [f"  … and {len(named) - MOST_NAMED} more"] if len(named) > MOST_NAMED else []
+        lines = "\n".join(named[:MOST_NAMED] + more)
+        raise BadDataError(f"none of these neighbours in the plan can be read:\n{lines}")
 
     def _padded(self, speech: Speech) -> Speech:
         min_num_samples = int(self.min_audio_len_secs * self.sample_rate)

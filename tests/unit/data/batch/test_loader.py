@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import pickle
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -426,8 +427,10 @@ def test_when_no_neighbour_can_be_read_the_error_names_them(tmp_path: Path) -> N
     corpus = make_corpus(tmp_path / "data")
     for file in corpus.folder.glob("speech_*.wav"):
         file.write_bytes(b"junk")
-    with pytest.raises(BadDataError, match="none of these neighbours"):
+    with pytest.raises(BadDataError, match="none of these neighbours") as error:
         list(build_loader(corpus.config(max_bad_fraction=1.0)))
+    assert len(str(error.value).splitlines()) == 7
+    assert re.fullmatch(r"  … and \d+ more", str(error.value).splitlines()[-1])
 
 
 def test_bad_noise_is_drawn_again_counted_and_named(tmp_path: Path) -> None:
