@@ -10,7 +10,7 @@ from pathlib import Path
 import hydra
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException, OverrideParseException
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -83,13 +83,13 @@ def _checked(override: str, text: str) -> str:
     try:
         parsed = OverridesParser.create().parse_override(override)
         value = parsed.value()
-    except OverrideParseException as error:
+    except HydraException as error:
         key, _, value = text.lstrip("+").partition("=")
         raise ConfigError(
             f"override {_shown(text)}: Hydra cannot read it. Text with one of {{}}[](),:= in it needs quotes: "
             f"'{key[:200]}=\"{short(value)}\"'"
         ) from error
-    except (HydraException, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"override {_shown(text)}: {one_line(error)}") from error
     if not override.startswith(("++", "~")) and not isinstance(value, (str, list)):
         raise ConfigError(f"override {_shown(text)}: expected the name of a file in {parsed.key_or_group}/.")
