@@ -213,6 +213,7 @@ def bad_manifests(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["model.train_ds.manifest_filepath={bad}/empty.jsonl"], "empty.jsonl: is empty"),
         (["model.train_ds.manifest_filepath={bad}/broken.jsonl"], "can be read"),
         (["trainer.devices=3", "trainer.accelerator=gpu"], "no CUDA GPU was found"),
+        (["~model.train_ds.manifest_filepath"], "'nest-ssl demo' makes some and trains on it"),
         (["model.train_ds.min_duration=50"], "no utterance is left between min_duration and max_duration"),
         (["model.train_ds.batch_size=400"], "model.train_ds.batch_size: 24 utterances do not fill one batch"),
         (["model.train_ds.manifest_filepath=m_{{0..3}}.json"], """manifest_filepath="m_{0..3}.json"'"""),

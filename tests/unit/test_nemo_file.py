@@ -236,6 +236,7 @@ def test_more_members_than_any_model_has_are_refused(tmp_path: Path, good: dict[
         ({"quantizer.num_classes": 10**12, "decoder.num_classes": 10**12}, "num_classes: .* is more than"),
         ({"quantizer.num_classes": 10**8, "decoder.num_classes": 10**8}, "have different shapes"),
         ({"preprocessor.n_fft": 2**40}, "n_fft: 1099511627776 is more than"),
+        ({"quantizer.num_books": 10**6, "decoder.num_decoders": 10**6}, "num_decoders: 1000000 is more than 10000"),
     ],
 )
 def test_a_file_that_asks_for_endless_memory_is_refused_before_it_gets_it(

@@ -109,6 +109,7 @@ REFUSED = {
     "model.preprocessor.sample_rate=8000": "model.preprocessor.sample_rate: 8000 Hz is not model.sample_rate",
     "model.masking.mask_prob=0": "model.masking.mask_prob: 0 masks nothing",
     "model.loss.mask_threshold=1": "model.loss.mask_threshold: no token has more than all",
+    "model.encoder.subsampling_factor=64": "model.masking.block_size: a block of 16 frames masks no token",
     "model.masking.block_size=3": "model.masking.block_size: a block of 3 frames masks no token",
     "model.num_classes=1": "model.num_classes: with 1 code every prediction is right",
     "model.train_ds.manifest_filepath=s3://b/x.jsonl": "s3://b/x.jsonl: nest-ssl reads local files only",
