@@ -182,7 +182,7 @@ def one_line(error: BaseException, most: int = 300) -> str:
     """The message of an error on one line, or its type if it has no message."""
     if isinstance(error, EOFError):
         return "it ends too early"
-    if isinstance(error, pickle.UnpicklingError):  # torch's own words advise to trust the file
+    if "weights_only" in str(error):  # torch advises to trust the file
         return "it contains more than tensors and plain values, or is something else altogether"
     if "PytorchStreamReader" in str(error):
         return "it is cut off or damaged"

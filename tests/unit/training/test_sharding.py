@@ -187,7 +187,7 @@ def fall_back(world: World, folder: RunFolder) -> dict[str, Any]:
     restored = whole_state(trained, world)
     ours = saver(folder.path, world)
     ours.last_is_good = trainer.checkpoint == folder.last_checkpoint
-    ours.save_last(TrainState(step=state.step + 1), trained)
+    ours.save_last(TrainState(step=state.step + 1, batches_seen=state.step + 1), trained)
     return {"step": state.step, "from": trainer.checkpoint.name, "restored": restored, "said": said}
 
 
