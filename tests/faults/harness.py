@@ -254,7 +254,9 @@ def said(run: Run, pattern: str) -> str:
 
 def check_stopped_as_agreed(run: Run, saved: dict[str, Any]) -> str:
     """The ranks saved at the step they agreed on, or before it, in the validation that they left; what was said."""
-    told = said(run, r"nest-ssl: \w+: (?:all ranks )?will save and exit by step \d+")
+    at_step = r"(?:all ranks )?will save and exit by step \d+"
+    told = said(run, rf"nest-ssl: \w+: {at_step}")
+    told = [told, *re.findall(rf"nest-ssl: nodes? .* did not confirm in time: {at_step}", run.stderr)][-1]
     agreed, step = int(told.rpartition(" ")[2]), int(saved["global_step"])
     assert step == agreed or (step < agreed and saved["progress"]["validation_is_due"]), f"{told}, saved after {step}"
     assert f"saved and stopped after step {step}" in run.stderr

@@ -318,11 +318,15 @@ class Monitor:
         return None
 
     def _propose(self, step_now: int) -> int:
-        reach = self._steps_in(self._reach_s(), step_now) if self.settings.num_nodes > 1 else 0
-        step = step_now + self._stop_margin + reach
-        self._stop_margin *= 2  # for the next time: it was too little
-        self.node.stop_at(step)
-        return step
+        """Choose a stop step that no rank of this node has passed, however late this process was."""
+        while True:
+            reach = self._steps_in(self._reach_s(), step_now) if self.settings.num_nodes > 1 else 0
+            step = step_now + self._stop_margin + reach
+            self._stop_margin *= 2  # for the next time: it was too little
+            self.node.stop_at(step)
+            if self.node.stop_acknowledged == step:
+                return step
+            step_now = max(step_now, self.node.latest_step())
 
     def _agree(self, step_now: int) -> None:
         """Agree on the stop step if all nodes know it; put it off if a rank may have reached it before.

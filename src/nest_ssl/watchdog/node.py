@@ -139,9 +139,13 @@ class Node:
         if step <= self.beacon.stop_step:
             return
         self.beacon.stop_step = step
-        slots = [self.beacon.rank(local_rank) for local_rank in range(self.beacon.local_ranks)]
-        if all(slot.step + 1 < step for slot in slots if slot.state is RankState.RUNNING):
+        if self.latest_step() + 1 < step:
             self.stop_acknowledged = step
+
+    def latest_step(self) -> int:
+        """Return the latest step that a running rank of this node shows."""
+        slots = (self.beacon.rank(local_rank) for local_rank in range(self.beacon.local_ranks))
+        return max((slot.step for slot in slots if slot.state is RankState.RUNNING), default=NO_STEP)
 
     def end(self, verdict: dict[str, Any]) -> None:
         """End every process of the job on this node, and record why."""

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from nest_ssl.watchdog.agent import RankAgent
-from nest_ssl.watchdog.beacon import Beacon
+from nest_ssl.watchdog.beacon import Beacon, RankMark
 from nest_ssl.watchdog.exchange import Follower, Leader, NodeReport, Orders
 from nest_ssl.watchdog.judge.blame import Verdict, judge_stalled
 from nest_ssl.watchdog.judge.flight import Flight
@@ -276,6 +276,29 @@ def two_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TwoNo
     assert nodes.wait_for(lambda: len(nodes.leader.rows()) == 1 and nodes.agents[0].mark.step > 20)
     yield nodes
     nodes.end()
+
+
+def test_ranks_that_train_on_while_their_monitor_is_late_are_told_one_stop_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    beacon = Beacon.create(tmp_path / "beacon", local_ranks=1, first_rank=0, world_size=1, workers_per_rank=1)
+    mark = RankMark(beacon, 0)
+    mark.take()
+    mark.finish_step(7)
+    mark.enter(Stage.DATA)
+    mark.ask_to_stop(signal.SIGTERM)
+    monitor = Monitor(monitor_settings(tmp_path, str(beacon.path)))
+    rows, stop_at = monitor.node.rows(), monitor.node.stop_at
+
+    def stop_late(step: int) -> None:
+        mark.finish_step(12)
+        mark.enter(Stage.DATA)
+        stop_at(step)
+
+    monkeypatch.setattr(monitor.node, "stop_at", stop_late)
+    assert monitor._stop(rows) is None
+    assert beacon.stop_step == beacon.stop_agreed > 13
+    assert capsys.readouterr().err == f"nest-ssl: SIGTERM: all ranks will save and exit by step {beacon.stop_step}\n"
 
 
 @pytest.mark.parametrize("deaf_s", [0.0, 0.8])
