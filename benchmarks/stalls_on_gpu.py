@@ -74,7 +74,7 @@ TRIALS = {
         "launch:allocate_nothing_more", ("out-of-memory",), ("transfer", "preprocessor"), captured=False, limited=False
     ),
     "late loader": Trial("reading:sleep", ("host-late", "file"), ("data",)),
-    "capture fails on one rank": Trial("capture:fail_to_capture", at=0),
+    "capture fails on one rank": Trial("capture:fail_to_capture", at=-1),
 }
 
 

@@ -1,9 +1,9 @@
 """`nest-ssl fit`: the largest batches that fit on a GPU, found by trying; NeMo's counterpart is OOMptimizer.
 
-A trial is a short run on random audio with the model, step, engine, optimizer and average of a real one: batches of the
-shape in question until their step is a replayed CUDA graph, then another shape, the first one again, a validation
-batch, and a last step. What was found for each bucket is then tried together, with every shape that the batch plan
-would use if there is a manifest, and timed.
+A trial is a short run on random audio with the model, step, engine, optimizer and average of a real one: it warms up
+with its largest shape, trains on the shape in question until the step is a replayed CUDA graph, then on another shape,
+the first one again, a validation batch, and a last step. What was found for each bucket is then tried together, with
+every shape that the batch plan would use if there is a manifest, and timed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from nest_ssl.config import DatasetConfig, NestConfig
-from nest_ssl.data import AudioNoiseBatch, PlannedLoader, build_loader
+from nest_ssl.data import AudioNoiseBatch, PlannedLoader, build_loader, random_batch
 from nest_ssl.data.batch.loader import TORCH_PREFETCH
 from nest_ssl.data.build import FLOAT32_BYTES
 from nest_ssl.data.plan.batches import BatchSpec
@@ -79,26 +79,33 @@ class Bucket:
 # ---- the search ----
 
 
-def largest(fits: Callable[[int], bool], least: int, most: int) -> int:
-    """The largest number from `least` to `most` that fits, to 1 / 16; 0 if not even `least` does."""
-    if not fits(least):
-        return 0
-    size = least
-    while size < most and fits(min(2 * size, most)):
-        size = min(2 * size, most)
-    too_large = min(2 * size, most + 1)
-    while too_large - size > max(1, size // PRECISION):
-        middle = (size + too_large) // 2
-        size, too_large = (middle, too_large) if fits(middle) else (size, middle)
-    return size
+def largest(fits: Callable[[int], bool], most: int, guess: int = 1) -> int:
+    """The largest number up to `most` that fits, to 1 / 16; 0 if none does. The search goes out from `guess`."""
+    size, too_large, stride = 0, most + 1, max(1, guess // PRECISION)
+    tried = min(guess, most)
+    while True:
+        if fits(tried):
+            size = tried
+        else:
+            too_large = tried
+        if too_large - size <= max(1, size // PRECISION):
+            return size
+        if too_large > most:
+            tried = min(size + stride, most)
+        elif size == 0:
+            tried = max(too_large - stride, 1)
+        else:
+            tried = (size + too_large) // 2
+        stride *= 2
 
 
 def fit_buckets(fits: Fits, longest_s: list[float], most: int) -> list[Bucket]:
-    """A bucket for each duration, shortest first; the search of one starts at what fits of the next longer one."""
+    """A bucket for each duration, shortest first; the search of one starts at as much audio as the next longer one."""
     found: list[Bucket] = []
     for duration_s in sorted(longest_s, reverse=True):
-        least = found[-1].batch_size if found else 1
-        size = largest(lambda batch, duration_s=duration_s: fits(batch, duration_s), least, max(most, least))  # type: ignore[misc]
+        least = found[-1].batch_size if found else 0  # shorter ones take no more memory
+        guess = round(found[-1].total_s / duration_s) if found else 1
+        size = largest(lambda batch, duration_s=duration_s: fits(batch, duration_s), most, guess)  # type: ignore[misc]
         if size == 0 and not found:
             raise ValueError(
                 f"not even one utterance of {duration_s:g} s fits. Lower model.train_ds.max_duration or "
@@ -247,6 +254,7 @@ class Card:
         gc.collect()
         self.wait()
         if self.is_gpu:
+            torch._C._cuda_clearCublasWorkspaces()  # one for every stream there was, in the middle of large blocks
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self.device)
 
@@ -300,6 +308,8 @@ class TrainingTrial:
             # Every trial begins as a run does: without gradients, optimizer state, average and graphs.
             steps = self.cfg.trainer.max_steps
             self._step = build_step(self.cfg, self.model, self.world, self.watch, steps if steps > 0 else 1_000_000)
+            self._step.engine.expect((one.batch_size, self._num_samples(one)) for one in shapes)
+            self.warm_up(max(shapes, key=lambda one: one.total_s))
             for shape in shapes:
                 self.train(shape)
             self.validate()
@@ -316,13 +326,20 @@ class TrainingTrial:
         self._forget()  # outside the handler: the error holds the activations of the step
         return fitted
 
+    def warm_up(self, shape: Bucket) -> None:
+        """Begin as a run does: its largest batch is captured before all others."""
+        inputs = NUM_SIGNALS * FLOAT32_BYTES * shape.batch_size * self._num_samples(shape)
+        for spared in (SPARE_SHARE * self.card.total_bytes + inputs, 0.0):
+            self.card.allow(spared)
+            assert self._step is not None
+            self._step.warm_up(self._batch(shape), self._context())
+        self._seen.add(shape)
+
     def train(self, shape: Bucket) -> None:
         """Train on batches of this shape; when it is new, until its step is a replayed graph."""
-        is_new = shape not in self._seen
-        batch = self._batch(shape)
-        inputs = NUM_SIGNALS * FLOAT32_BYTES * shape.batch_size * self._num_samples(shape)
+        batch, is_new = self._batch(shape), shape not in self._seen
         for number in range(ROUNDS if is_new else 1):
-            self.card.allow(SPARE_SHARE * self.card.total_bytes + inputs if is_new and number == 0 else 0.0)
+            self.card.allow(SPARE_SHARE * self.card.total_bytes if is_new and number == 0 else 0.0)
             self._update(batch)
         self._seen.add(shape)
 
@@ -353,10 +370,12 @@ class TrainingTrial:
 
     def _run(self, moved: AudioNoiseBatch, *, begins: bool = True, updates: bool = True) -> None:
         assert self._step is not None
-        contexts = self.model.encoder.contexts
-        context = contexts[0] if len(contexts) > 1 else None
-        self._step(moved, begins=begins, updates=updates, step=self._num_steps, context=context)
+        self._step(moved, begins=begins, updates=updates, step=self._num_steps, context=self._context())
         self._num_steps += updates
+
+    def _context(self) -> tuple[int, int] | None:
+        contexts = self.model.encoder.contexts
+        return contexts[0] if len(contexts) > 1 else None
 
     def _time(self, shape: Bucket) -> float:
         assert self._step is not None
@@ -388,21 +407,6 @@ class TrainingTrial:
                 del self._batches[next(iter(self._batches))]
             self._batches[shape] = random_batch(shape.batch_size, self._num_samples(shape))
         return self._batches[shape]
-
-
-def random_batch(batch_size: int, num_samples: int) -> AudioNoiseBatch:
-    """A batch as a worker makes it: 16-bit audio and noise, on the host. All its rows are equal."""
-    length = torch.full((batch_size,), num_samples)
-    audio = torch.randint(-3000, 3000, (1, num_samples), dtype=torch.int16).repeat(batch_size, 1)
-    noise = (0.02 * torch.randn(1, num_samples)).repeat(batch_size, 1)
-    return AudioNoiseBatch(
-        audio=audio,
-        audio_len=length,
-        noise=noise,
-        noise_len=length,
-        noisy_audio_len=length,
-        planned_samples=num_samples,
-    )
 
 
 def validation_shape(cfg: NestConfig) -> Bucket | None:

@@ -39,23 +39,31 @@ def tiny(*more: str) -> NestConfig:
     return compose(overrides=[*(f"model.{key}={value}" for key, value in TINY.items()), *more])
 
 
+@pytest.mark.parametrize("guess", [1, 16, 100, 700, 5000])
 @pytest.mark.parametrize("limit", [1, 2, 3, 15, 16, 17, 100, 999])
-def test_the_largest_is_found_to_a_sixteenth_and_never_too_large(limit: int) -> None:
+def test_the_largest_is_found_to_a_sixteenth_and_never_too_large(limit: int, guess: int) -> None:
     tried: list[int] = []
 
     def fits(size: int) -> bool:
         tried.append(size)
         return size <= limit
 
-    found = largest(fits, 1, 1024)
+    found = largest(fits, 1024, guess)
     assert limit * 15 / 16 - 1 < found <= limit
-    assert len(tried) < 20
+    assert len(tried) == len(set(tried)) < 20
+
+
+def test_a_good_guess_needs_two_trials() -> None:
+    tried: list[int] = []
+    assert largest(lambda size: tried.append(size) or size <= 101, 1024, 100) == 100  # type: ignore[func-returns-value]
+    assert tried == [100, 106]
 
 
 def test_the_result_is_zero_if_nothing_fits_and_never_above_the_limit() -> None:
-    assert largest(lambda size: False, 1, 8) == 0
-    assert largest(lambda size: True, 1, 37) == 37
-    assert largest(lambda size: True, 5, 5) == 5
+    assert largest(lambda size: False, 8) == 0
+    assert largest(lambda size: False, 1024, 700) == 0
+    assert largest(lambda size: True, 37) == 37
+    assert largest(lambda size: True, 5, 12) == 5
 
 
 def test_buckets_get_the_batches_that_the_memory_holds() -> None:
@@ -136,6 +144,9 @@ class MadeUpCard(TrainingTrial):
         super().__init__(cfg, World(), CPU)
         self.most_s, self.done = most_s, list[tuple[str, float, int]]()
 
+    def warm_up(self, shape: Bucket) -> None:
+        self._note("warm up", shape)
+
     def train(self, shape: Bucket) -> None:
         self._note("train", shape)
 
@@ -154,6 +165,7 @@ def test_a_trial_takes_turns_between_two_shapes_and_validates() -> None:
     trial = MadeUpCard(cfg, 40.0)
     assert trial(2, 8.0)
     assert trial.done == [
+        ("warm up", 8.0, 2),
         ("train", 8.0, 2),
         ("train", 4.0, 2),  # no other bucket is known yet
         ("train", 8.0, 2),
@@ -162,7 +174,7 @@ def test_a_trial_takes_turns_between_two_shapes_and_validates() -> None:
     ]
     trial.done.clear()
     assert not trial(8, 4.0)  # alone it fits; next to the longer bucket and the validation it does not
-    assert trial.done == [("train", 4.0, 8), ("train", 8.0, 2)]
+    assert trial.done == [("warm up", 4.0, 8), ("train", 4.0, 8), ("train", 8.0, 2)]
 
 
 def test_a_trial_trains_averages_and_survives_running_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,14 @@ if TYPE_CHECKING:
         load_noise_audio,
         sample_noise,
     )
-    from nest_ssl.data.batch.collate import AudioNoiseBatch, AudioNoiseItem, BadDataError, BadFile, collate
+    from nest_ssl.data.batch.collate import (
+        AudioNoiseBatch,
+        AudioNoiseItem,
+        BadDataError,
+        BadFile,
+        collate,
+        random_batch,
+    )
     from nest_ssl.data.batch.loader import BadDataLog, PlannedLoader
     from nest_ssl.data.batch.make import Speech
     from nest_ssl.data.build import build_loader
@@ -49,6 +56,7 @@ __all__ = [
     "collate",
     "load_noise_audio",
     "open_manifests",
+    "random_batch",
     "sample_noise",
     "split_groups",
     "split_paths",
@@ -80,6 +88,7 @@ _HOMES = {
     "collate": "batch.collate",
     "load_noise_audio": "batch.augmentation",
     "open_manifests": "manifest.read",
+    "random_batch": "batch.collate",
     "sample_noise": "batch.augmentation",
     "split_groups": "manifest.read",
     "split_paths": "manifest.read",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -32,6 +32,7 @@ from nest_ssl.fast.graphs import (
     is_as_built,
     obstacle_to_graphs,
     padded,
+    put_back,
     random_state,
     renew_generator,
     set_random_state,
@@ -265,7 +266,7 @@ class Engine:
         log.warning(
             "Out of memory: %d CUDA graphs are dropped, and the step is repeated without them.", self.num_graphs
         )
-        _put_back(work.volatile(), kept)
+        put_back(work.volatile(), kept)
         self._uncapturable.add((batch[0].shape[0], size or batch[0].shape[1]))
         self.release()
         torch.cuda.empty_cache()
@@ -379,7 +380,7 @@ class Engine:
         """Run the step twice without changing a weight, uncaptured and replayed: both must give the same."""
         device = _device(self.model)
         kept = [tensor.clone() for tensor in work.volatile()]
-        random = random_state(device)
+        random, was_held = random_state(device), work.hold.clone()
         outcomes = []
         work.hold.fill_(True)
         for replays in (False, True):
@@ -389,9 +390,9 @@ class Engine:
             else:
                 self._launch(batch, key[1], work, context)
             outcomes.append(work.outcome.clone())
-            _put_back(work.volatile(), kept)
+            put_back(work.volatile(), kept)
             set_random_state(device, random)
-        work.hold.fill_(False)
+        work.hold.copy_(was_held)
         wanted, found = (outcome.tolist() for outcome in outcomes)
         agrees = torch.allclose(outcomes[1], outcomes[0], rtol=TOLERANCE, atol=0.0, equal_nan=True)
         answers = self.vote("same" if agrees else f"loss and gradient norm {found} instead of {wanted}")
@@ -408,12 +409,6 @@ class Engine:
         log.warning("Steps run without CUDA graphs from here on: %s.", reason)
         self.captures, self.description = False, f"fused layers, no CUDA graphs: {reason}"
         self.release()
-
-
-def _put_back(tensors: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
-    with torch.no_grad():
-        for tensor, value in zip(tensors, kept, strict=True):
-            tensor.copy_(value)
 
 
 def both_features(model: EncDecDenoiseMaskedTokenPredModel, batch: Batch) -> tuple[Mels, Mels]:

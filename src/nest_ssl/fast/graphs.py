@@ -109,6 +109,13 @@ class Work:
     """What a step changes even where it is held."""
 
 
+@torch.no_grad()
+def put_back(tensors: Sequence[Tensor], kept: Sequence[Tensor]) -> None:
+    """Give tensors the values they had before a step that does not count."""
+    for tensor, value in zip(tensors, kept, strict=True):
+        tensor.copy_(value)
+
+
 class Lane:
     """The stream on which steps run, captured or not, and the memory in which they compute.
 

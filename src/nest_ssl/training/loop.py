@@ -29,7 +29,7 @@ from torch import Tensor
 
 from nest_ssl.config import ExperimentConfig, TrainerConfig
 from nest_ssl.config.checks import duration_s
-from nest_ssl.data import AudioNoiseBatch, PlannedLoader
+from nest_ssl.data import AudioNoiseBatch, PlannedLoader, random_batch
 from nest_ssl.data.randomness import Stream, Use, generator_for, seed_everything
 from nest_ssl.training.loggers import Loggers, Progress
 from nest_ssl.training.metrics import Throughput
@@ -187,6 +187,7 @@ class Loop:
     def run(self) -> None:
         """Train until the run is done."""
         self.trained.model.train()
+        self._warm_up()
         if self.validation is not None and not self.resumed:
             self._sanity_check(self.validation)
         self._restore_parts()
@@ -203,6 +204,15 @@ class Loop:
         if self.stop_reason is not None and self.world.is_first:
             log.info("stopped after step %d: %s", self.state.step, self.stop_reason)
         self.progress.end(self.state.step)
+
+    def _warm_up(self) -> None:
+        """Where steps are CUDA graphs, capture the largest one first."""
+        shape = max(self.loader.shapes(), key=lambda one: one.batch_size * one.num_samples, default=None)
+        if shape is None or not self.step.engine.uses_graphs:
+            return
+        batch = random_batch(shape.batch_size, shape.num_samples)
+        for _ in range(2):
+            self.step.warm_up(batch, self._context(0))
 
     def _run_epoch(self) -> None:
         """Train to the end of the epoch, or of the run."""

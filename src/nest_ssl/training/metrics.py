@@ -77,11 +77,15 @@ class EpochMeans:
 
     def add(self, name: str, value: Tensor, weight: int) -> None:
         """Add the value of a batch, in place: a CUDA graph may contain this."""
-        if name not in self._sums or self._sums[name].device != value.device:
-            kept = self._sums.get(name, torch.zeros(())), self._weights.get(name, torch.zeros(()))
-            self._sums[name], self._weights[name] = (tensor.to(value.device, copy=True) for tensor in kept)
+        self.place(name, value.device)
         self._sums[name].add_(torch.where(value.isfinite(), value.float(), 0.0) * weight)
         self._weights[name].add_(value.isfinite().float() * weight)
+
+    def place(self, name: str, device: torch.device) -> None:
+        """Let the sum of these values be on this device."""
+        if name not in self._sums or self._sums[name].device != device:
+            kept = self._sums.get(name, torch.zeros(())), self._weights.get(name, torch.zeros(()))
+            self._sums[name], self._weights[name] = (tensor.to(device, copy=True) for tensor in kept)
 
     def means(self) -> dict[str, Tensor]:
         """NaN where no value was finite."""

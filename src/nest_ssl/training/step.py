@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from nest_ssl.fast.graphs import Work
+from nest_ssl.fast.graphs import Work, put_back
 from nest_ssl.modules import batch_norm
 from nest_ssl.training.metrics import EpochMeans, TokenCounts, count_tokens
 from nest_ssl.training.parallel import Gradients, batch_statistics
@@ -45,6 +45,7 @@ MOST_IN_A_ROW = 20
 """Skipped steps in a row, at a step that is logged, after which a run ends: it has nothing left to learn from."""
 MOST_AHEAD = 2
 """Steps by which the host may be ahead of the device: enough to hide launching, few enough to see who is late."""
+LOSS_OF_EPOCH = "train_loss_epoch"
 REMEMBERED = 1024
 """Losses that are kept on the device until somebody looks."""
 
@@ -164,16 +165,10 @@ class TrainStep:
         context: tuple[int, int] | None = None,
     ) -> Results:
         """Train on one batch: the first (`begins`) or last (`updates`) of those that step number `step` is made of."""
-        self.watch.forward_begins()
-        if begins:
-            self.gradients.begin()
         self._write_rates()
         if self.check_every and updates and (step + 1) % self.check_every == 0:
             self.engine.check_next = True
-        tensors = batch.tensors()
-        run = functools.partial(self._run, updates, len(tensors[0]))
-        work = Work(run, self._hold, self.results.outcome, self._volatile)
-        checked = self.engine.run(tensors, work, planned=batch.planned_samples, variant=updates, context=context)
+        checked = self._launch(batch, begins=begins, updates=updates, context=context)
         self.results.num_batches += 1
         if updates:
             if not self.updates_in_graph:
@@ -188,6 +183,33 @@ class TrainStep:
         self._stay_close(batch)
         return self.results
 
+    def warm_up(self, batch: AudioNoiseBatch, context: tuple[int, int] | None = None) -> None:
+        """Train on a batch without learning from it. The second time its steps are captured.
+
+        To be called with the largest batch that will come, before all others: if memory does not suffice, it shows at
+        once, and smaller batches find room in what the largest has reserved, while it would find none in theirs.
+        """
+        self.means.place(LOSS_OF_EPOCH, self._hold.device)
+        kept = [tensor.clone() for tensor in self._volatile()]
+        moved = self.to_device(batch)
+        self._hold.fill_(True)
+        for updates in (True,) if self.accumulate == 1 else (False, True):
+            self._launch(moved, begins=True, updates=updates, context=context)
+            self.watch.step_is_launched()
+        self._hold.fill_(False)
+        put_back(self._volatile(), kept)
+        self._stay_close(moved)
+
+    def _launch(self, batch: AudioNoiseBatch, *, begins: bool, updates: bool, context: tuple[int, int] | None) -> bool:
+        """Give a batch to the engine. Return whether its step was captured or checked just now."""
+        self.watch.forward_begins()
+        if begins:
+            self.gradients.begin()
+        tensors = batch.tensors()
+        run = functools.partial(self._run, updates, len(tensors[0]))
+        work = Work(run, self._hold, self.results.outcome, self._volatile)
+        return self.engine.run(tensors, work, planned=batch.planned_samples, variant=updates, context=context)
+
     def _run(self, updates: bool, num_utterances: int, predict: Predict) -> None:
         """What happens on the device. It may be captured: no value is read, and nothing that is made here is kept."""
         self.watch.step_begins_on_gpu()
@@ -199,7 +221,7 @@ class TrainStep:
             scaled if self.scaler is None else self.scaler.scale(scaled), self.engine.leaves, exchanges=updates
         )
         self.results.take(predicted)
-        self.means.add("train_loss_epoch", self.results.loss, num_utterances)
+        self.means.add(LOSS_OF_EPOCH, self.results.loss, num_utterances)
         if updates:
             self._log_collectives(batch_norm.num_collectives - of_norms)
             self.watch.enter(Stage.EXCHANGE)

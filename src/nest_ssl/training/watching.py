@@ -13,7 +13,6 @@ import dataclasses
 import logging
 import platform
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -50,7 +49,6 @@ log = logging.getLogger(__name__)
 
 MOST_GPU_MARKS = 16
 """Per batch. A mark takes about 5 µs of GPU time; a usual step has 12 of them, in 14 ms or more."""
-SHOW_EVERY_S = 0.25
 BARRIER_SHARE = 0.8
 """Of `watchdog.floor_s`: `debug.barrier` reports before the monitor would."""
 
@@ -249,8 +247,8 @@ class GpuMarks:
     `begins`, `mark`, `bring` and `ends` launch work on the current stream, which a CUDA graph may capture. No Python
     runs in a replay: the number of the batch is a tensor, which `batch_begins` sets before each launch.
 
-    A mark costs 5 microseconds. Ranks that synchronise batch norms meet dozens of times in one stage: there the GPU
-    counts, at no cost, in its own memory, and a thread copies the count to the beacon on a stream that never waits.
+    A mark is a copy of its own and costs 5 microseconds. Ranks that synchronise batch norms meet dozens of times in one
+    stage: there a kernel that runs anyway, the one that copies what a rank brings, writes the count into the page too.
     """
 
     def __init__(self, device: torch.device, beacon: Beacon, local_rank: int) -> None:
@@ -259,16 +257,13 @@ class GpuMarks:
         self._numbers = torch.arange(1 << STAGE_BITS, device=device)
         self._words = torch.zeros_like(self._numbers)
         self._word_of = self._words.split(1)
-        self._came_to = torch.zeros(1, dtype=torch.long, device=device)
         self._num_collectives = 0
-        self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
         # torch takes memory for page-locked if the start of its storage is: the tensor must begin with the page.
         page = torch.frombuffer(
             beacon.map, dtype=torch.long, count=PAGE_BYTES // WORD.size, offset=beacon.gpu_at(local_rank)
         )
         self.address = page.data_ptr()
-        self._slot, self._slot_of_count = page[:1], page[CAME_TO_AT // WORD.size :][:1]
+        self._slot, self._came_to = page[:1], page[CAME_TO_AT // WORD.size :][:1]
         self._is_locked = False
         self._left = 0
         self._last: Stage | None = None
@@ -280,8 +275,7 @@ class GpuMarks:
         error = torch.cuda.cudart().cudaHostRegister(marks.address, PAGE_BYTES, 0)
         if int(error) == 0:
             marks._is_locked = True
-            marks._thread = threading.Thread(target=marks._show_count, name="nest-ssl GPU marks", daemon=True)
-            marks._thread.start()
+            marks._came_to = torch.as_tensor(LockedWord(marks.address + CAME_TO_AT), device=device)
             return marks
         log.info("The GPU does not report its stages: cudaHostRegister returned %s.", error)
         with contextlib.suppress(RuntimeError):  # the error stays until the next launch, which must not be a step's
@@ -317,17 +311,6 @@ class GpuMarks:
         torch._foreach_copy_([copy.view(torch.long), self._came_to], [values.view(torch.long), word])  # one kernel
         return copy
 
-    def _show_count(self) -> None:
-        # Of another priority, and so in another queue of the GPU than what waits for a kernel that does not end.
-        stream = torch.cuda.Stream(self._batch.device, priority=-1)
-        while not self._ended.wait(SHOW_EVERY_S):
-            try:
-                with torch.cuda.stream(stream):
-                    self._slot_of_count.copy_(self._came_to, non_blocking=True)
-            except RuntimeError as error:  # if the GPU has failed, the rank's own thread reports it
-                log.info("The GPU's count of collectives is not shown any more: %s", str(error).splitlines()[0])
-                return
-
     def ends(self) -> None:
         """The batch is done once the GPU gets here."""
         self._slot.copy_(self._word_of[Stage.END], non_blocking=True)
@@ -336,13 +319,17 @@ class GpuMarks:
     def close(self) -> None:
         """Let the page go. Nothing that was captured may be replayed afterwards."""
         if self._is_locked:
-            self._ended.set()
-            if self._thread is not None:
-                self._thread.join()
             torch.cuda.synchronize(self._batch.device)
             torch.cuda.cudart().cudaHostUnregister(self.address)
             self._is_locked = False
         self.log.forget()
+
+
+class LockedWord:
+    """Eight bytes of page-locked memory, which a kernel can write as if they were the GPU's own."""
+
+    def __init__(self, address: int) -> None:
+        self.__cuda_array_interface__ = {"data": (address, False), "shape": (1,), "typestr": "<i8", "version": 2}
 
 
 # ---- stages of the model ----

@@ -7,7 +7,14 @@ import pytest
 import torch
 from torch import nn
 
-from nest_ssl.training.step import REMEMBERED, LookBack, hash_of, skip_gradient
+from nest_ssl.config.composing import compose
+from nest_ssl.data import random_batch
+from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
+from nest_ssl.training.parallel import World
+from nest_ssl.training.step import REMEMBERED, LookBack, TrainStep, hash_of, skip_gradient
+from nest_ssl.training.trainer import build_step
+from nest_ssl.training.watching import Watch
+from tests.helpers import TINY
 
 
 class Training:
@@ -128,3 +135,49 @@ def test_a_hash_sees_one_bit_and_the_order() -> None:
     tensors[0][1, 2] = torch.nextafter(tensors[0][1, 2], torch.tensor(9.0))
     assert hash_of(tensors) != before
     assert hash_of([torch.tensor([1.0, 2.0])]) != hash_of([torch.tensor([2.0, 1.0])])
+
+
+def tiny_step(device: torch.device, accumulate: int) -> TrainStep:
+    torch.manual_seed(0)
+    cfg = compose(
+        overrides=[
+            *(f"model.{key}={value}" for key, value in TINY.items()),
+            f"trainer.accumulate_grad_batches={accumulate}",
+            "trainer.gradient_clip_val=1",
+            "model.optim.sched.warmup_steps=2",
+        ]
+    )
+    model = EncDecDenoiseMaskedTokenPredModel(cfg.model).to(device).train()
+    return build_step(cfg, model, World(device=device), Watch(), 10)
+
+
+@pytest.mark.parametrize(
+    "device",
+    [
+        "cpu",
+        pytest.param(
+            "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
+        ),
+    ],
+)
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_warming_up_changes_no_number_of_the_steps_that_follow(accumulate: int, device: str) -> None:
+    losses, kept = [], []
+    for warms_up in (False, True):
+        step = tiny_step(torch.device(device), accumulate)
+        if warms_up:
+            for _ in range(2):
+                step.warm_up(random_batch(4, 16_000))
+            assert step.engine.num_graphs == (accumulate if device == "cuda" else 0)
+            assert float(step.results.loss) == 0.0
+            assert step.results.num_batches == 0
+        for number in range(6):
+            torch.manual_seed(number)
+            batch = step.to_device(random_batch(3, 9_000 + number))
+            updates = (number + 1) % accumulate == 0
+            step(batch, begins=number % accumulate == 0, updates=updates, step=number // accumulate)
+            losses.append(step.results.loss.clone())
+        kept.append([*step.model.state_dict().values(), *step.means.tensors(), *step.results.tensors()])
+        step.release()
+    assert torch.equal(torch.stack(losses[:6]), torch.stack(losses[6:]))
+    assert all(torch.equal(x, y) for x, y in zip(*kept, strict=True))

@@ -185,7 +185,6 @@ def test_the_gpu_counts_the_collectives_it_comes_to_in_a_batch(watch: Watch) -> 
     assert gpu is not None
 
     def came_to() -> int:
-        gpu._slot_of_count.copy_(gpu._came_to)  # what a thread does on a GPU
         slot = beacon_of(watch).gpu(0)
         assert slot is not None
         return slot.came_to

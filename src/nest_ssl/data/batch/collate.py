@@ -104,6 +104,13 @@ class AudioNoiseBatch:
             self.loan.give_back()
         return pinned
 
+    def shared(self) -> AudioNoiseBatch:
+        """In a worker, move all tensors to shared memory.
+
+        Torch would do it in a thread: if /dev/shm is full, the batch is lost there, and the trainer waits forever.
+        """
+        return self if get_worker_info() is None else self._with_tensors(lambda tensor: tensor.share_memory_())
+
     def to(self, device: torch.device | str, non_blocking: bool = False) -> AudioNoiseBatch:
         """Return the batch on a device, in float32."""
         return self._with_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking))._in_float()
@@ -130,6 +137,22 @@ class AudioNoiseBatch:
         tensors = {f.name: getattr(self, f.name) for f in fields(self) if isinstance(getattr(self, f.name), Tensor)}
         changed: dict[str, Any] = {name: change(tensor) for name, tensor in tensors.items()}
         return replace(self, **changed)
+
+
+def random_batch(batch_size: int, num_samples: int) -> AudioNoiseBatch:
+    """A batch as a worker makes it: 16-bit audio and noise, on the host. It is always the same."""
+    random = torch.Generator().manual_seed(0)
+    audio = torch.randint(-3000, 3000, (1, num_samples), dtype=torch.int16, generator=random)
+    noise = 0.02 * torch.randn(1, num_samples, generator=random)
+    length = torch.full((batch_size,), num_samples)
+    return AudioNoiseBatch(
+        audio=audio.repeat(batch_size, 1),
+        audio_len=length,
+        noise=noise.repeat(batch_size, 1),
+        noise_len=length,
+        noisy_audio_len=length,
+        planned_samples=num_samples,
+    )
 
 
 def needed(tensor: Tensor | None) -> Tensor:
