@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import os
 import secrets
@@ -43,6 +44,7 @@ VERDICT_WAIT_S = 8.0
 MAX_MONITORS = 3
 MONITOR_AGAIN_S = 60.0
 """After this many monitors a new one is started at most this often."""
+LOOPBACK_ANSWERS_S = 5.0
 SILENT_S = 40.0
 """A monitor looks four times a second and takes at most 20 s for a report; if silent for longer, it has stalled."""
 
@@ -381,8 +383,21 @@ def check_port(port: int) -> None:
 
 
 def check_address(address: str) -> None:
-    """Refuse a MASTER_ADDR that cannot be resolved: ranks would look for it until they time out."""
+    """Refuse a MASTER_ADDR that cannot be resolved, or a loopback that is down: ranks would try until they time out."""
     try:
-        socket.getaddrinfo(address, None)
+        found = [str(entry[4][0]) for entry in socket.getaddrinfo(address, None)]
     except OSError as error:
         raise ValueError(f"MASTER_ADDR={address}: {error.strerror}. Set it to node 0's host name or IP.") from error
+    if not all(ipaddress.ip_address(ip.partition("%")[0]).is_loopback for ip in found):
+        return
+    try:
+        with (
+            socket.create_server((address, 0)) as server,
+            socket.create_connection(server.getsockname()[:2], timeout=LOOPBACK_ANSWERS_S),
+        ):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"{address}: {error.strerror or error}: the loopback interface, through which the ranks of one node meet, "
+            "is down or missing. Run 'ip link set lo up'; in a container, start it with a network."
+        ) from error

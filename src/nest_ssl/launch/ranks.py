@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,39 @@ def number_in(env: Mapping[str, str], name: str, default: int = 0, *, least: int
 
 def port_is_taken(port: int, why: str | None) -> ValueError:
     return ValueError(f"port {port}: {why}. Set MASTER_PORT to a free port, or unset it to have one chosen.")
+
+
+def check_interfaces(backend: str, env: Mapping[str, str]) -> None:
+    """Refuse network interfaces that gloo or NCCL is told to use and that this machine does not have.
+
+    gloo needs all of the names that it is given. NCCL takes what begins with one of them; '=' is for whole names, and
+    '^' for all other interfaces. A ':' begins an alias or a port.
+    """
+    variable = f"{backend.upper()}_SOCKET_IFNAME"
+    names = [name.partition(":")[0] for name in env.get(variable, "").lstrip("^=").split(",") if name]
+    there = _interfaces()
+    if not names:
+        return
+    if backend == "gloo":
+        is_good = set(names) <= set(there)
+    else:
+        excludes, exact = env[variable].startswith("^"), env[variable][:2].strip("^").startswith("=")
+        found = [any(name == one if exact else name.startswith(one) for one in names) for name in there]
+        is_good = any(is_named != excludes for is_named in found)
+    if not is_good:
+        raise _interface_error(backend, env)
+
+
+def _interface_error(backend: str, env: Mapping[str, str]) -> ValueError:
+    variable = f"{backend.upper()}_SOCKET_IFNAME"
+    return ValueError(
+        f"{variable}={env[variable]}: no such network interface. This machine has "
+        f"{', '.join(_interfaces()) or 'none'}. Set {variable} to one of them, or unset it."
+    )
+
+
+def _interfaces() -> list[str]:
+    return [name for _, name in socket.if_nameindex()]
 
 
 def _from_torchrun(env: Mapping[str, str], devices: int) -> RankFacts:

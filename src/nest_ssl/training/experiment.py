@@ -94,6 +94,7 @@ def created(folder: RunFolder, cfg: NestConfig) -> Iterator[None]:
     for name in copies:
         if not Path(name).is_file():
             raise ValueError(f"exp_manager.files_to_copy: {name}: no such file.")
+    folder.check_kinds()
     try:
         for path in (folder.path, folder.checkpoints):
             path.mkdir(parents=True, exist_ok=True)
@@ -157,6 +158,8 @@ def _cannot_be_written(folder: RunFolder, error: OSError) -> ValueError:
     place, key = folder.path, "exp_dir"
     if of_checkpoints:
         place, key = folder.checkpoints, "checkpoint_callback_params.dirpath"
+    elif error.filename == str(folder.lock):
+        place = folder.lock
     return ValueError(f"{place}: cannot be written: {reason}. Set exp_manager.{key} to another folder.")
 
 

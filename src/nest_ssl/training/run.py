@@ -157,6 +157,8 @@ def _run(cfg: NestConfig, main: Main, command: Command) -> Outcome:
             per_node = facts.local_world_size
         facts.check_against(per_node, trainer.num_nodes)
     _check_gpus(cfg, facts, per_node)
+    if (per_node * trainer.num_nodes if facts is None else facts.world_size) > 1:
+        _check_interfaces(cfg)
     if facts is None and (per_node * trainer.num_nodes > 1 or cfg.watchdog.enabled):
         with experiment.named_for_ranks(folder):
             code = _launch(cfg, command, per_node, folder)
@@ -194,6 +196,16 @@ def _check_gpus(cfg: NestConfig, facts: RankFacts | None, per_node: int) -> None
         device_for(trainer, facts, share_gpu=share_gpu)
 
 
+def _check_interfaces(cfg: NestConfig) -> None:
+    """Refuse network interfaces that are not there, for the backend that the ranks will use."""
+    strategy, has_gpus = cfg.trainer.strategy, ranks.most_visible_gpus(os.environ) > 0
+    usual = "nccl" if has_gpus and cfg.trainer.accelerator != "cpu" else "gloo"
+    chosen = (strategy.get("process_group_backend") if isinstance(strategy, dict) else None) or usual
+    for backend in ("gloo", "nccl"):
+        if backend in str(chosen):
+            ranks.check_interfaces(backend, os.environ)
+
+
 def _launch(cfg: NestConfig, command: Command, per_node: int, folder: RunFolder) -> int:
     from nest_ssl.launch.launcher import Job, check_address, check_port, launch
 
@@ -205,7 +217,8 @@ def _launch(cfg: NestConfig, command: Command, per_node: int, folder: RunFolder)
             f"NODE_RANK set, or use torchrun or srun."
         )
     address = os.environ["MASTER_ADDR"] if num_nodes > 1 else "127.0.0.1"
-    check_address(address)
+    if per_node * num_nodes > 1:
+        check_address(address)
     given_port = ranks.number_in(os.environ, "MASTER_PORT", 0)
     if port is not None and node == 0:
         check_port(given_port)

@@ -240,6 +240,8 @@ def _check_form(content: Mapping[str, Any]) -> None:
             raise CheckpointError(f"{content['path']}: is damaged: its {name} is {short(repr(value))}.")
     if content["global_step"] > content["progress"]["batches_seen"]:
         raise CheckpointError(f"{content['path']}: is damaged: it has more steps than batches.")
+    if content["data_position"]["world_size"] == 0:
+        raise CheckpointError(f"{content['path']}: is damaged: its data_position.world_size is 0.")
 
 
 def restore(checkpoint: dict[str, Any], trained: Trained) -> TrainState:

@@ -42,7 +42,7 @@ from nest_ssl.training.state import Trained, TrainState, examine_checkpoint, rea
 from nest_ssl.training.step import Clipping, TrainStep
 from nest_ssl.training.stopping import EarlyStopping, TimeLimits, check_monitors
 from nest_ssl.training.validation import Validation, has_data, validation_sets
-from nest_ssl.training.watching import Watch, compare_loaders, compare_starts, look_closer, mark_stages
+from nest_ssl.training.watching import Stopped, Watch, compare_loaders, compare_starts, look_closer, mark_stages
 from nest_ssl.watchdog.agent import RankAgent
 from nest_ssl.watchdog.rank import InitPart, RankFacts, Stage
 
@@ -429,12 +429,17 @@ class Fit:
                 profiled(config.profiler, self.folder.path, watch, enabled=world.is_first),
             ):
                 loop.run()
+        except Stopped:
+            watch.training_has_ended()  # leaving may take longer than a step: workers and the process group end
+            world.leave()
+            raise
         finally:
             progress.close()
             loggers.close()
         step.release()
         if loop.saver is not None:
             loop.saver.save_nemo_at_end(trained)
+        world.leave()
 
     # ---- parts ----
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -239,6 +240,17 @@ def test_an_address_that_cannot_be_resolved_is_refused_with_a_way_out() -> None:
     check_address("127.0.0.1")
 
 
+def test_a_loopback_that_is_down_is_refused_with_a_way_out() -> None:
+    without_network = ["unshare", "--map-root-user", "--net"]
+    if shutil.which("unshare") is None or subprocess.run([*without_network, "true"], check=False).returncode:
+        pytest.skip("no network namespaces here")
+    program = "from nest_ssl.launch.launcher import check_address; check_address('127.0.0.1')"
+    command = [*without_network, sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert "ValueError: 127.0.0.1: Network is unreachable: the loopback interface" in done.stderr
+    assert "'ip link set lo up'" in done.stderr
+
+
 def test_ranks_save_even_if_the_terminal_goes_away(tmp_path: Path) -> None:
     process = start(job(tmp_path, "long", "long"))
     wait_until_ranks_are_at_step(tmp_path, 10)
@@ -296,6 +308,28 @@ def test_a_stalled_monitor_is_replaced(
     assert second.poll() is None
     second.kill()
     second.wait()
+
+
+def test_after_three_monitors_a_new_one_comes_once_a_minute(
+    one_rank: tuple[Settings, Beacon], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monitor, clock = KeptMonitor(*one_rank), [1e9]
+    monkeypatch.setattr(time, "monotonic_ns", lambda: int(1e9 * clock[0]))
+    monkeypatch.setattr(KeptMonitor, "start", lambda self: start(self))
+    started: list[float] = []
+
+    def start(self: KeptMonitor) -> None:
+        started.append(clock[0])
+        self._num_started, self._started_ns = len(started), time.monotonic_ns()
+        self.process = subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
+        self.process.wait()
+
+    monitor.start()
+    for _ in range(200):
+        clock[0] += 1
+        monitor.keep()
+    assert [at - started[0] for at in started] == [0, 1, 2, 62, 122, 182]
+    assert capsys.readouterr().err.count("the monitor was killed; training continues with a new monitor") == 5
 
 
 # ---- the beacon's folder ----

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,51 @@ def test_more_ranks_than_gpus_are_refused_before_anything_is_written(
         "nest_demo", ["trainer.devices=2", "trainer.accelerator=gpu", f"exp_manager.explicit_log_dir={tmp_path}/run"]
     )
     with pytest.raises(ValueError, match=r"trainer\.devices=2: this machine has 1 GPU"):
+        run(cfg, pretrain, Command([], []))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("backend", "value", "is_good"),
+    [
+        ("gloo", "", True),
+        ("gloo", "eth0", True),
+        ("gloo", "lo,eth1:2", True),
+        ("gloo", "eth", False),
+        ("gloo", "lo,ib0", False),
+        ("nccl", "eth", True),
+        ("nccl", "ib,eth1", True),
+        ("nccl", "=eth0", True),
+        ("nccl", "^lo,docker", True),
+        ("nccl", "^=lo", True),
+        ("nccl", "ib", False),
+        ("nccl", "=eth", False),
+        ("nccl", "^lo,eth", False),
+    ],
+)
+def test_interfaces_that_are_not_there_are_refused_with_those_that_are(
+    backend: str, value: str, is_good: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranks, "_interfaces", lambda: ["lo", "eth0", "eth1"])
+    env = {f"{backend.upper()}_SOCKET_IFNAME": value}
+    if is_good:
+        ranks.check_interfaces(backend, env)
+    else:
+        with pytest.raises(
+            ValueError, match=rf"{backend.upper()}_SOCKET_IFNAME={re.escape(value)}: .*lo, eth0, eth1\."
+        ):
+            ranks.check_interfaces(backend, env)
+
+
+@pytest.mark.parametrize(("accelerator", "backend"), [("cpu", "GLOO"), ("gpu", "NCCL")])
+def test_ranks_do_not_start_without_the_interface_of_their_backend(
+    accelerator: str, backend: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(ranks, "most_visible_gpus", lambda env: 2)
+    monkeypatch.setenv(f"{backend}_SOCKET_IFNAME", "nowhere0")
+    folder = f"exp_manager.explicit_log_dir={tmp_path}/run"
+    cfg = compose("nest_demo", ["trainer.devices=2", f"trainer.accelerator={accelerator}", folder])
+    with pytest.raises(ValueError, match=rf"{backend}_SOCKET_IFNAME=nowhere0: no such network interface"):
         run(cfg, pretrain, Command([], []))
     assert not list(tmp_path.iterdir())
 

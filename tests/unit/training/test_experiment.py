@@ -70,6 +70,11 @@ def test_a_dry_run_saves_nothing_when_it_is_stopped(tmp_path: Path) -> None:
     assert not saves_when_stopped(cfg)
 
 
+def test_a_lock_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    error = OSError(errno.EACCES, os.strerror(errno.EACCES), str(tmp_path / ".lock"))
+    assert str(_cannot_be_written(RunFolder(tmp_path), error)).startswith(f"{tmp_path / '.lock'}: cannot be written: P")
+
+
 def test_a_folder_for_checkpoints_that_cannot_be_written_is_named_with_its_key(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     folder = RunFolder(tmp_path / "run", dirpath=str(tmp_path / "file" / "checkpoints"))

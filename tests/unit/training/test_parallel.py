@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import re
 import socket
+import threading
+import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from nest_ssl.config import TrainerConfig
 from nest_ssl.modules.batch_norm import SynchronizedBatchNorm, synchronize_batch_norms
@@ -201,3 +203,28 @@ def test_a_port_that_was_taken_after_it_was_checked_is_an_error_that_names_the_v
         message = f"port {facts.master_port}: another program has taken it. Set MASTER_PORT to a free port"
         with pytest.raises(ValueError, match=re.escape(message)), joined(TrainerConfig(accelerator="cpu"), facts):
             pass
+
+
+def test_the_rank_with_the_store_leaves_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = distributed.HashStore()  # type: ignore[attr-defined]
+    monkeypatch.setattr(parallel, "group_store", lambda: store)
+    left: list[int] = []
+
+    def leave(rank: int) -> None:
+        World(rank, rank, 3).leave()
+        left.append(rank)
+
+    first = threading.Thread(target=leave, args=(0,))
+    first.start()
+    leave(2)
+    time.sleep(0.3)
+    assert left == [2]
+    leave(1)
+    first.join(timeout=10)
+    assert left == [2, 1, 0]
+
+
+def test_the_first_rank_does_not_wait_for_ever_for_one_that_has_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "group_store", distributed.HashStore)  # type: ignore[attr-defined]
+    monkeypatch.setattr(parallel, "LEAVE_S", 0.1)
+    World(0, 0, 2).leave()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shutil
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -259,7 +260,12 @@ def test_a_pipe_in_the_place_of_a_checkpoint_is_replaced(tmp_path: Path, weights
 
 def test_a_run_folder_that_is_deleted_meanwhile_is_made_again(tmp_path: Path, weights: torch.Tensor) -> None:
     ours = saver(tmp_path / "run")
-    ours.save_last(TrainState(step=1), TRAINED)
+    for step in (1, 2):
+        ours.save_last(TrainState(step=step), TRAINED)
+        ours.wait()
+        assert read(ours.folder.last_checkpoint) == 0.0
+        shutil.rmtree(tmp_path / "run")
+    ours.save_last(TrainState(step=3), TRAINED)
     ours.finish()
     assert read(ours.folder.last_checkpoint) == 0.0
 

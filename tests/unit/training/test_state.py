@@ -104,6 +104,8 @@ def test_a_run_continues_from_the_newest_good_checkpoint(tmp_path: Path, damage:
         ("data_position", {}, "data_position.epoch is None"),
         ("data_position", [7], "data_position.epoch is None"),
         ("data_position", {"epoch": 0, "batch": -3, "world_size": 1}, "data_position.batch is -3"),
+        ("data_position", {"epoch": 0, "batch": "2", "world_size": 1}, "data_position.batch is '2'"),
+        ("data_position", {"epoch": 0, "batch": 2, "world_size": 0}, "data_position.world_size is 0"),
         ("progress", "x", "progress.batches_seen is None"),
     ],
 )
