@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from omegaconf import OmegaConf
 from torch import Tensor
@@ -27,6 +35,43 @@ NO_DROPOUT: dict[str, Any] = {
     "preprocessor.dither": 0.0,
     **{f"encoder.{name}": 0.0 for name in ("dropout", "dropout_pre_encoder", "dropout_emb", "dropout_att")},
 }
+
+
+@contextlib.contextmanager
+def blocking(path: Path) -> Iterator[None]:
+    """Let whoever opens this file wait, for up to 45 s: it stands for one on a network disk that does not respond."""
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)  # the system's request to give the lease back
+    file = os.open(path, os.O_RDWR)
+    try:
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        yield
+    except OSError as error:
+        pytest.skip(f"no leases here: {error}")
+    finally:
+        os.close(file)
+        signal.signal(signal.SIGIO, before)
+
+
+@contextlib.contextmanager
+def fifo_that_is_not_opened(path: Path) -> Iterator[None]:
+    """A FIFO at `path`: fail if the code in here opens it, which blocks it until it is let go after 10 s."""
+    os.mkfifo(path)
+    ended = threading.Event()
+    blocked: list[Path] = []
+
+    def let_go() -> None:
+        while not ended.wait(0.1 if blocked else 10):
+            os.close(os.open(path, os.O_RDWR))
+            blocked.append(path)
+
+    thread = threading.Thread(target=let_go)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+    assert not blocked, f"{path}: whoever opened it was blocked"
 
 
 def model_section(overrides: dict[str, Any] | None = None, *, tiny: bool = True) -> dict[str, Any]:

@@ -39,6 +39,15 @@ def replacing(path: str | Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
         raise
 
 
+def make_folder(path: Path) -> None:
+    """Create a folder for output, unless it is there."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        what = "is not a folder" if path.exists() else f"cannot be created: {error.strerror}"
+        raise ValueError(f"{path}: {what}. Give another output folder.") from error
+
+
 def replace_text(path: str | Path, text: str, *, sync: bool = True) -> None:
     """Write `text` as the whole content of `path`, in UTF-8; what cannot be encoded, of odd file names, as escapes."""
     with replacing(path, sync=sync) as file:

@@ -49,10 +49,10 @@ class FeatureExtractor:
         `weights` are for `weighted`, one per layer (equal by default). `device` is a GPU by default if there is one;
         `precision` auto means bf16 on a GPU and fp32 on a CPU.
         """
+        self.device = find_device(device)
         model = checkpoint if isinstance(checkpoint, EncDecMaskedTokenPredModel) else load(checkpoint)
         self.layers = parse_layers(layers, model.encoder.n_layers)
         self.aggregation, self.weights = check_aggregation(aggregation, weights, len(self.layers))
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         if precision not in PRECISIONS:
             raise ValueError(f"precision: {precision!r} is not one of {', '.join(PRECISIONS)}.")
         self.precision = ("bf16" if self.device.type == "cuda" else "fp32") if precision == "auto" else precision
@@ -104,6 +104,21 @@ class FeatureExtractor:
             mels_BMT, num_mels = self.model.preprocessor(input_signal=samples_BN, length=length)
             outputs, num_frames = layer_outputs(self.model.encoder, mels_BMT, num_mels, self.layers)
         return aggregate([x_BDS.float() for x_BDS in outputs], self.aggregation, self.weights), num_frames
+
+
+def find_device(device: str | torch.device | None) -> torch.device:
+    """The device of this name, if this machine has it; without a name a GPU, if there is one."""
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    choices = ["cpu", *(["cuda"] if num_gpus else []), *(f"cuda:{number}" for number in range(num_gpus))]
+    choices += ["mps"] if torch.backends.mps.is_available() else []
+    if not device:
+        return torch.device("cuda" if num_gpus else "cpu")
+    with contextlib.suppress(RuntimeError):  # torch does not know the name
+        found = torch.device(device)
+        if found.type == "cpu" or str(found) in choices:
+            return found
+    no_gpu = "" if num_gpus else " (no CUDA GPU was found)"
+    raise ValueError(f"device: {str(device)!r} is not one of {', '.join(choices)}{no_gpu}.")
 
 
 def on_host(rows: list[Tensor]) -> list[Tensor]:

@@ -36,6 +36,7 @@ HPARAMS = "hparams.yaml"
 COMMIT = "git-commit.txt"
 REPORT = "report.html"
 INCIDENTS = "incidents"
+WATCHDOG = "watchdog"
 LOCK = ".lock"
 
 
@@ -51,6 +52,8 @@ class RunFolder:
     def open(cls, path: Path) -> RunFolder:
         """The folder of an existing run; its `hparams.yaml` says where the checkpoints are."""
         try:
+            if not (path / HPARAMS).is_file():  # reading a FIFO would block
+                return cls(path)
             cfg = yaml.safe_load((path / HPARAMS).read_text(encoding="utf-8", errors="replace"))
             dirpath = cfg["exp_manager"]["checkpoint_callback_params"]["dirpath"]
         except (OSError, yaml.YAMLError, KeyError, TypeError):  # not written yet, or damaged
@@ -93,6 +96,22 @@ class RunFolder:
     def lock(self) -> Path:
         return self.path / LOCK
 
+    def check_kinds(self) -> None:
+        """Refuse what stands where the run keeps a file or folder: it could not be written, or would block."""
+        for path in (self.lock, self.saved, self.hparams, self.commit):
+            if path.exists() and not path.is_file():
+                what = "a folder" if path.is_dir() else "not a regular file"
+                raise ValueError(f"{path}: is {what}, and the run needs a file there. Move it away or delete it.")
+        for path in (self.incidents, self.path / WATCHDOG):
+            if path.exists() and not path.is_dir():
+                raise ValueError(f"{path}: is not a folder, and the run needs one there. Move it away or delete it.")
+
+    def _saved_step(self) -> str:
+        try:
+            return self.saved.read_text(errors="replace").strip() or "an earlier step"
+        except OSError:
+            return "an earlier step"
+
     def nemo_file(self, params: CheckpointConfig) -> Path:
         return self.checkpoints / f"{params.prefix or self.path.name}{params.postfix}"
 
@@ -114,6 +133,7 @@ class RunFolder:
 
         `examine` looks into a checkpoint; `say` is told about those that are passed over.
         """
+        self.check_kinds()
         if exp.resume_from_checkpoint is not None:
             return self._named_checkpoint(exp, examine, say)
         if not exp.resume_if_exists:
@@ -135,9 +155,8 @@ class RunFolder:
                 say(f"resuming from {path} instead, the newest good checkpoint; training since then is repeated.")
             return path
         if bad or self.saved.is_file():
-            step = self.saved.read_text(errors="replace").strip() if self.saved.is_file() else "an earlier step"
             raise ValueError(
-                f"{self.path}: this run has saved a checkpoint of {step}, and none can be resumed now: "
+                f"{self.path}: this run has saved a checkpoint of {self._saved_step()}, and none can be resumed now: "
                 f"{' '.join(bad) or f'{self.checkpoints} contains none.'} Restore one from a backup, start again under "
                 f"another exp_manager.name, or delete this folder."
             )

@@ -6,9 +6,14 @@ import argparse
 from pathlib import Path
 
 import pytest
+import torch
 from benchmarks.stalls_on_gpu import TRIALS, Lab
 
-pytestmark = [pytest.mark.gpu, pytest.mark.faults]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.faults,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from tests.faults.harness import (
     said,
 )
 from tests.faults.test_launchers import start_both, two_nodes
+from tests.helpers import blocking
 from tests.integration.runs import losses
 
 pytestmark = pytest.mark.faults
@@ -127,13 +129,13 @@ def test_row_32_a_file_that_blocks_among_slow_ones_is_named(lab: Lab) -> None:
 
 
 def test_row_33_a_file_that_blocks_is_named_with_one_rank_too(lab: Lab) -> None:
-    fifo = lab.folder / "blocks.wav"
-    os.mkfifo(fifo)
-    manifest = manifest_of(lab, "train", {5: fifo})
-    run = lab.start(ranks=1, more=(f"model.train_ds.manifest_filepath={manifest}",)).wait()
+    blocks = Path(shutil.copy(next(lab.corpus.rglob("*.wav")), lab.folder / "blocks.wav"))
+    manifest = manifest_of(lab, "train", {5: blocks})
+    with blocking(blocks):
+        run = lab.start(ranks=1, more=(f"model.train_ds.manifest_filepath={manifest}",)).wait()
     incident = run.incident
     run.struck_at = Path(incident["evidence"]).stat().st_ctime - incident["stalled_s"]
-    assert check_named(run, ranks=[0], stage="data", within_s=FLOOR_S + 2)["file"] == str(fifo)
+    assert check_named(run, ranks=[0], stage="data", within_s=FLOOR_S + 2)["file"] == str(blocks)
 
 
 def test_row_33_a_killed_worker_is_named_with_one_rank_too(lab: Lab) -> None:

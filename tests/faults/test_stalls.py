@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
+import shutil
 from pathlib import Path
 
 import pytest
 
 from tests.faults.harness import FLOOR_S, Lab, check_named, check_resumes
+from tests.helpers import blocking
 
 LIMIT_S = FLOOR_S + 2
 
@@ -73,17 +74,16 @@ def test_a_single_rank_is_monitored_on_request(lab: Lab) -> None:
     assert incident["waiting"] == {}
 
 
-def _fifo_manifest(lab: Lab) -> tuple[Path, Path]:
-    """Replace file 5 of the corpus with a FIFO; return the manifest and the FIFO."""
-    fifo = lab.folder / "blocks.wav"
-    os.mkfifo(fifo)
+def _manifest_with_a_copy(lab: Lab) -> tuple[Path, Path]:
+    """Replace file 5 of the corpus with a copy of its own; return the manifest and the copy."""
     lines = [json.loads(line) for line in (lab.corpus / "train.jsonl").read_text().splitlines()]
     for line in lines:
         line["audio_filepath"] = str(lab.corpus / line["audio_filepath"])
-    lines[5]["audio_filepath"] = str(fifo)
+    copy = Path(shutil.copy(lines[5]["audio_filepath"], lab.folder / "blocks.wav"))
+    lines[5]["audio_filepath"] = str(copy)
     manifest = lab.folder / "train.jsonl"
     manifest.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return manifest, fifo
+    return manifest, copy
 
 
 @pytest.mark.parametrize(
@@ -91,15 +91,16 @@ def _fifo_manifest(lab: Lab) -> tuple[Path, Path]:
     [(2, 1), pytest.param(0, 1, marks=pytest.mark.faults), pytest.param(0, 3, marks=pytest.mark.faults)],
 )
 def test_row_7_a_file_that_blocks_is_named(lab: Lab, workers: int, threads: int) -> None:
-    manifest, fifo = _fifo_manifest(lab)
+    manifest, blocks = _manifest_with_a_copy(lab)
     more = (f"model.train_ds.manifest_filepath={manifest}", f"model.train_ds.num_workers={workers}")
-    run = lab.start(more=more, env={"OMP_NUM_THREADS": str(threads)}).wait()
+    with blocking(blocks):
+        run = lab.start(more=more, env={"OMP_NUM_THREADS": str(threads)}).wait()
     incident = run.incident
     run.struck_at = Path(incident["evidence"]).stat().st_ctime - incident["stalled_s"]
     rank = incident["ranks"][0]
     incident = check_named(run, ranks=[rank], stage="data", within_s=LIMIT_S)
-    assert incident["file"] == str(fifo)
-    assert "a FIFO" in incident["cause"]
+    assert incident["file"] == str(blocks)
+    assert "network disk" in incident["cause"]
     if workers:
         assert "DataLoader worker" in incident["cause"]
 

@@ -15,7 +15,7 @@ FAULTS = {
     4: "a rank loops in the encoder",
     5: "a C call holds the GIL",
     6: "an exception on one rank",
-    7: "a file blocks (a FIFO stands for a dead network disk)",
+    7: "a file blocks (a leased file stands for a dead network disk)",
     8: "a DataLoader worker is killed",
     9: "a DataLoader worker is frozen",
     10: "corrupt, empty, truncated audio",
@@ -44,6 +44,8 @@ FAULTS = {
     33: "one rank: a file blocks, a worker is killed, the host's memory is used up",
 }
 
+COMMAND = re.compile(r"\S+ -m nest_ssl (\w+)(?: [\w.+~]+=\S+)+")
+"""A whole command, with this machine's paths."""
 TEMPLATE = Path(__file__).with_name("faults.md.in")
 
 
@@ -72,7 +74,7 @@ def _row(number: int, content: dict[str, Any]) -> str:
     if "where" in fields:
         said = f"**{lines[0].removeprefix('nest-ssl: ')}**; {fields['where'].split(', rank')[0]}; {fields['cause']}"
     else:
-        said = "<br>".join(lines)
+        said = COMMAND.sub(r"nest-ssl \1 …", "<br>".join(lines))
     after = f"{content['after_s']:.1f} s" if content["after_s"] is not None else "–"
     return f"| {number} | {FAULTS[number]} | {said.replace('|', '/')} | {after} | {content['exit']} |\n"
 

@@ -12,6 +12,8 @@ import torch
 
 from nest_ssl import load
 from nest_ssl.training.validation import Validation
+from nest_ssl.training.watching import Stopped, Watch
+from nest_ssl.watchdog.rank import Stage
 from tests.integration.runs import arguments, losses, run_here
 
 QUIET = "trainer.enable_progress_bar=false"
@@ -186,6 +188,17 @@ def test_the_reason_of_a_stop_is_logged(corpus: Path, tmp_path: Path, caplog: py
     caplog.clear()
     train(corpus, tmp_path, "time", "trainer.max_steps=40", "trainer.max_time='00:00:00:00'", "~model.validation_ds")
     assert "stopped after step 1: trainer.max_time of 0 s is over" in caplog.text
+
+
+def test_a_rank_that_leaves_when_asked_to_stop_is_at_the_end(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered: list[Stage] = []
+    monkeypatch.setattr(Watch, "enter", lambda self, stage, part=0: entered.append(stage))
+    monkeypatch.setattr(Watch, "stop_is_due", lambda self, step: step == 3)
+    with pytest.raises(Stopped, match="saved and stopped after step 3"):
+        train(corpus, tmp_path, "stopped", "trainer.max_steps=6")
+    assert entered[-1] is Stage.END  # to end workers may take longer than a step: it is no stall
 
 
 def test_the_time_of_a_run_counts_its_earlier_parts(corpus: Path, tmp_path: Path) -> None:

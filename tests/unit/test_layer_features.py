@@ -128,6 +128,9 @@ def test_layers_are_named_as_nemo_numbers_them(given: str | int | list[int], num
         ({"weights": [1.0, 2.0]}, "the aggregation is 'none'; use 'weighted'"),
         ({"aggregation": "weighted", "weights": [1.0]}, "1 values for 2 layers"),
         ({"precision": "fp8"}, "'fp8' is not one of auto"),
+        ({"device": "x"}, "device: 'x' is not one of cpu"),
+        ({"device": "cuda:99"}, "device: 'cuda:99' is not one of cpu"),
+        ({"device": "meta"}, "device: 'meta' is not one of cpu"),
     ],
 )
 def test_arguments_that_make_no_sense_are_one_clear_line(options: dict[str, object], words: str) -> None:

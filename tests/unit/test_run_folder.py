@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from nest_ssl.run_folder import (
     read_columns,
     read_rows,
 )
+from tests.helpers import fifo_that_is_not_opened
 
 
 def no_gpus_wanted() -> int:
@@ -178,6 +180,40 @@ def test_a_run_is_resumed_from_last_unless_another_file_is_named(tmp_path: Path)
     assert folder.checkpoint_to_resume(ExperimentConfig(resume_from_checkpoint=str(best))) == best
     with pytest.raises(ValueError, match=r"resume_from_checkpoint: .*gone\.ckpt: no such file"):
         folder.checkpoint_to_resume(ExperimentConfig(resume_from_checkpoint=str(tmp_path / "gone.ckpt")))
+
+
+@pytest.mark.parametrize("name", [".lock", ".saved", "hparams.yaml", "git-commit.txt", "watchdog", "incidents"])
+@pytest.mark.parametrize("resumes", [True, False])
+def test_what_stands_in_the_way_of_the_runs_own_files_is_named_before_anything_is_written(
+    tmp_path: Path, name: str, resumes: bool
+) -> None:
+    make(tmp_path / "checkpoints" / LAST, 1000)
+    path, exp = tmp_path / name, ExperimentConfig(resume_if_exists=resumes)
+    needs_folder = name in ("watchdog", "incidents")
+    path.write_text("") if needs_folder else path.mkdir()
+    with pytest.raises(ValueError, match=rf"{re.escape(str(path))}: is (a|not a) folder, .*Move it away or delete it"):
+        RunFolder(tmp_path).checkpoint_to_resume(exp)
+    path.unlink() if needs_folder else path.rmdir()
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match=rf"{re.escape(str(path))}: is not .*Move it away or delete it"):
+        RunFolder(tmp_path).checkpoint_to_resume(exp)
+
+
+def test_hparams_that_are_a_fifo_do_not_block(tmp_path: Path) -> None:
+    with fifo_that_is_not_opened(tmp_path / "hparams.yaml"):
+        assert RunFolder.open(tmp_path) == RunFolder(tmp_path)
+
+
+def test_a_note_of_the_last_save_that_cannot_be_read_still_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, **options: Any) -> str:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    (tmp_path / ".saved").write_text("step 7")
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(ValueError, match="this run has saved a checkpoint of an earlier step, and none can be resumed"):
+        RunFolder(tmp_path).checkpoint_to_resume(ExperimentConfig(resume_if_exists=True))
 
 
 def test_results_are_those_that_exist(tmp_path: Path) -> None:

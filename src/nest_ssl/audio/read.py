@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import os
-import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -69,11 +68,8 @@ class AudioInfo:
 def audio_info(source: str | Path | bytes, *, name: str | None = None) -> AudioInfo:
     """Return rate, length, channels and format, from the header where it states them."""
     name = _name(source, name)
-    # Opening a FIFO would block forever. Training does not check: its watchdog names a file that blocks.
-    if not isinstance(source, bytes) and os.path.exists(source) and not os.path.isfile(source):
-        raise AudioError(name, "not a regular file")
     try:
-        with _open_sound(source) as sound:
+        with _open_sound(source, name) as sound:
             info = _sound_info(sound)
     except CannotOpenError as error:
         with _second_decoder(source, name, str(error)), ffmpeg.open_stream(source, name) as (container, stream):
@@ -133,7 +129,7 @@ def verify_audio(
     name, duration_s = _name(source, name), duration_s or None
     promised: int | None = None
     try:
-        with _open_sound(source) as sound:
+        with _open_sound(source, name) as sound:
             info = _sound_info(sound)
             _check_rate(info.sample_rate, name)
             start = int(offset_s * info.sample_rate)
@@ -157,7 +153,7 @@ def _decode(
     """Return (N,) or (N, C) samples, and the file's rate."""
     promised: int | None = None
     try:
-        with _open_sound(source) as sound:
+        with _open_sound(source, name) as sound:
             rate = sound.samplerate
             _check_rate(rate, name)
             start = int(offset_s * rate)
@@ -188,6 +184,12 @@ def _count_finite(blocks: Iterable[Samples], name: str) -> int:
     return num_samples
 
 
+def check_regular(path: str | Path, name: str) -> None:
+    """Refuse a folder, a device, or a FIFO, which would block whoever opens it; a missing file is for the opener."""
+    if not os.path.isfile(path) and os.path.exists(path):  # in this order: one look at the disk for a good file
+        raise AudioError(name, "not a regular file")
+
+
 def check_samples(samples: Samples, name: str) -> None:
     """Raise AudioError if a sample is NaN, infinite, or too large to be audio."""
     low, high = float(samples.min(initial=0)), float(samples.max(initial=0))  # both are NaN if any sample is
@@ -215,14 +217,18 @@ def _check_rate(rate: int, name: str) -> None:
 # ---- libsndfile ----
 
 
-def _open_sound(source: str | Path | bytes) -> Any:
+def _open_sound(source: str | Path | bytes, name: str) -> Any:
     """Return an open soundfile.SoundFile of known length, or raise CannotOpenError."""
+    if not isinstance(source, bytes):
+        check_regular(source, name)
     try:
         sound = soundfile.SoundFile(io.BytesIO(source) if isinstance(source, bytes) else os.fspath(source))
     except soundfile.LibsndfileError as error:
         # Code 7 is about pipes, but mpg123 also gives it for a file named .mp3 that is not an MP3 file.
         reason = "format not recognised" if error.code in (1, 7) else error.error_string.rstrip(".")
         raise CannotOpenError(reason) from None
+    except UnicodeEncodeError:
+        raise AudioError(name, "its name is not UTF-8") from None
     except TypeError:  # soundfile's answer to a name in .raw: it requires rate and channels as arguments
         raise CannotOpenError("raw samples without a header") from None
     if sound.frames >= np.iinfo(np.int64).max:  # FLAC written to a pipe; libsndfile cannot read it to its end
@@ -303,11 +309,8 @@ def _check_second_decoder_may_try(source: str | Path | bytes, name: str, reason:
         size, head = len(source), source[:40]
     else:
         try:
-            status = os.stat(source)
-            if not stat.S_ISREG(status.st_mode):
-                raise AudioError(name, "not a regular file")
             with open(source, "rb") as file:
-                size, head = status.st_size, file.read(40)
+                size, head = os.fstat(file.fileno()).st_size, file.read(40)
         except OSError as error:
             raise AudioError(name, error.strerror or str(error)) from None
     if size == 0:

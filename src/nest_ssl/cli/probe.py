@@ -47,6 +47,7 @@ def probe(
     seed: Annotated[int, typer.Option(min=0, help="Seed of noise, choice of labels, random weights, resampling.")] = 0,
 ) -> None:
     """Train a small classifier on frozen features; compare it with log-mel statistics and with random weights."""
+    from nest_ssl.files import make_folder
     from nest_ssl.probe.attentive import TrainingOptions
     from nest_ssl.probe.probe import ProbeOptions, write_results
     from nest_ssl.probe.probe import probe as run_probe
@@ -55,6 +56,8 @@ def probe(
     training = TrainingOptions(finetune=finetune, epochs=epochs, lr=lr, encoder_lr=encoder_lr)
     options = ProbeOptions(label, layers, chosen, snr, noise, labels_per_class, training, seed, task)
     unit = "utterances" if chosen == "linear" else "steps"
+    if output.exists():
+        make_folder(output)  # a file is refused now, not after the work is done
     with show_progress("probe", unit) as show, quiet("nest_ssl.data.manifest.read"):
         result = run_probe(checkpoint, train, test, options, device=device, report=show)
     write_results(result, options, output, {"checkpoint": checkpoint, "train": train, "test": test})

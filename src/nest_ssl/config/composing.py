@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import math
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import hydra
 import yaml
@@ -23,6 +26,8 @@ log = logging.getLogger(__name__)
 
 YAML_PACKAGE = "nest_ssl.config.yaml"
 DEFAULT_CONFIG = "nest_fast-conformer"
+MOST_NODES = 100_000
+"""Values in a yaml: aliases of aliases of aliases would fill the memory."""
 
 
 def yaml_folder() -> Path:
@@ -50,14 +55,26 @@ def compose(
         )
     groups = {path.name for base in (folder, yaml_folder()) for path in base.iterdir() if path.is_dir()}
     listed = _default_groups(folder / f"{name}.yaml")
-    given = [_checked(_override(text, groups, listed), text) for text in overrides]
+    given = [_checked(_override(text, groups, listed), text, folder) for text in overrides]
     try:
         with hydra.initialize_config_dir(config_dir=str(folder), version_base="1.3"):
             node = hydra.compose(name, overrides=[*given, f"hydra.searchpath=[pkg://{YAML_PACKAGE}]"])
         data = OmegaConf.to_container(node, resolve=True)
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{name}.yaml: {one_line(error)}") from error
-    return parse(NestConfig, data, unused=unused_keys())
+    try:
+        return parse(NestConfig, data, unused=unused_keys())
+    except ConfigError as error:
+        raise ConfigError(_with_origin(str(error), node)) from error
+
+
+def _with_origin(message: str, node: Any) -> str:
+    """Return a message about a key, with the key that its value was taken from: that may be the one to change."""
+    key, colon, rest = message.partition(": ")
+    value = OmegaConf.to_container(node, resolve=False)
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return f"{key} = {value}{colon}{rest}" if isinstance(value, str) and "${" in value else message
 
 
 def load_yaml(path: str | Path, overrides: Sequence[str] = ()) -> NestConfig:
@@ -69,6 +86,9 @@ def load_yaml(path: str | Path, overrides: Sequence[str] = ()) -> NestConfig:
 def _default_groups(path: Path) -> set[str]:
     """Return the config groups in the defaults list of a yaml."""
     try:
+        with path.open(encoding="utf-8") as file:
+            if _num_nodes(yaml.compose(file, Loader=yaml.SafeLoader), {}) > MOST_NODES:
+                raise ValueError(f"its aliases (*name) repeat their anchors (&name) more than {MOST_NODES:,} times")
         content = OmegaConf.to_container(OmegaConf.load(path))
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, OSError, RecursionError) as error:
         raise ConfigError(f"{path}: not a readable yaml file: {one_line(error)}") from error
@@ -78,7 +98,17 @@ def _default_groups(path: Path) -> set[str]:
     return {str(group) for entry in entries if isinstance(entry, dict) for group in entry}
 
 
-def _checked(override: str, text: str) -> str:
+def _num_nodes(node: Any, known: dict[int, float]) -> float:
+    """Return how many values a yaml has once all aliases are replaced by what they stand for."""
+    if id(node) not in known:
+        known[id(node)] = math.inf  # what contains itself has no end
+        inner = node.value if isinstance(node, yaml.CollectionNode) else []
+        parts = itertools.chain.from_iterable(one if isinstance(one, tuple) else (one,) for one in inner)
+        known[id(node)] = 1 + sum(_num_nodes(part, known) for part in parts)
+    return known[id(node)]
+
+
+def _checked(override: str, text: str, folder: Path) -> str:
     """Return an override that Hydra can parse; `text` is what the user wrote."""
     try:
         parsed = OverridesParser.create().parse_override(override)
@@ -93,6 +123,11 @@ def _checked(override: str, text: str) -> str:
         raise ConfigError(f"override {_shown(text)}: {one_line(error)}") from error
     if not override.startswith(("++", "~")) and not isinstance(value, (str, list)):
         raise ConfigError(f"override {_shown(text)}: expected the name of a file in {parsed.key_or_group}/.")
+    if not override.startswith(("++", "~")) and isinstance(value, str):
+        group = parsed.key_or_group
+        choices = {path.stem for base in (folder, yaml_folder()) for path in (base / group).glob("*.yaml")}
+        if value.removesuffix(".yaml") not in choices:
+            raise ConfigError(f"{_shown(text)}: no such {group}. There are {', '.join(sorted(choices))}.")
     return override
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from nest_ssl import plugins
-from nest_ssl.audio import AudioError
 from nest_ssl.config.data import DatasetConfig
 from nest_ssl.data.batch.augmentation import build_augmentor
 from nest_ssl.data.batch.loader import BatchSampler, PlannedLoader, PlanSampler, Prefetch
@@ -173,13 +171,7 @@ def open_batches(dataset: DatasetConfig, seed: int, *, same_every_epoch: bool = 
     """Return the batches that one rank trains on with this seed, to be looked at; bad files do not end anything."""
     # Neither workers nor pinned memory change the batches.
     here = replace(dataset, num_workers=0, pin_memory=False, max_bad_fraction=1.0)
-    return build_loader(here, seed=seed, same_every_epoch=same_every_epoch, on_read=_refuse_what_would_block)
-
-
-def _refuse_what_would_block(path: str) -> None:
-    """Treat a FIFO, which would block the reader forever, as a bad file."""
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise AudioError(path, "not a regular file")
+    return build_loader(here, seed=seed, same_every_epoch=same_every_epoch)
 
 
 def _build_maker(config: DatasetConfig, seed: int, on_read: OnRead, mix: bool) -> BatchMaker:

@@ -20,7 +20,7 @@ from nest_ssl.audio import AudioError, read_audio
 from nest_ssl.audio.signal import Samples
 from nest_ssl.extract.files import Features, FeatureStore, open_store
 from nest_ssl.extract.inputs import Bad, Item, batches, list_items, measured, unique
-from nest_ssl.files import replace_text, replacing
+from nest_ssl.files import make_folder, replace_text, replacing
 from nest_ssl.layer_features import FeatureExtractor
 from nest_ssl.watchdog.system import SlowFiles
 
@@ -81,7 +81,7 @@ def extract_features(
     """
     source, output, options = Path(source).expanduser(), Path(output).expanduser(), options or ExtractOptions()
     items, bad = list_items(source)
-    output.mkdir(parents=True, exist_ok=True)
+    make_folder(output)
     _check_settings(output, _settings(extractor, options))
     store = open_store(output, options.format, int(options.shard_mb * 1e6))
     result = Extracted(bad=list(bad))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
-import stat
+import signal
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -39,10 +39,7 @@ def measure(entry: Entry, *, decode: bool) -> Measured:
     if "\0" in entry.path:
         return Measured(entry.path, None, "its name contains a zero byte")
     try:
-        entry.path.encode()
-        status = os.stat(entry.path)
-        if not stat.S_ISREG(status.st_mode):  # a FIFO would block the reader forever
-            return Measured(entry.path, None, "not a regular file")
+        entry.path.encode()  # it is written into the manifest, which is UTF-8
         duration_s = _duration(entry, decode)
     except UnicodeEncodeError:
         return Measured(entry.path, None, "its name is not UTF-8")
@@ -75,7 +72,7 @@ def measure_all(entries: Iterable[Entry], *, decode: bool, num_workers: int) -> 
         return
     waiting = iter(entries)
     tasks: deque[tuple[list[Entry], Future[list[Measured]]]] = deque()
-    pool = _new_pool(num_workers)
+    pool = Workers(num_workers)
     try:
         while True:
             while len(tasks) < TASKS_AHEAD * num_workers and (files := list(islice(waiting, FILES_PER_TASK))):
@@ -90,19 +87,39 @@ def measure_all(entries: Iterable[Entry], *, decode: bool, num_workers: int) -> 
                 tasks.clear()
                 pool.shutdown(wait=False)
                 yield from _measure_alone(lost, decode)
-                pool = _new_pool(num_workers)
+                pool = Workers(num_workers)
             else:
                 yield from results
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _new_pool(num_workers: int) -> ProcessPoolExecutor:
-    # Not fork: a progress bar draws from a thread, and a fork could copy its locks while they are held.
-    return ProcessPoolExecutor(num_workers, mp_context=multiprocessing.get_context("spawn"))
+class Workers(ProcessPoolExecutor):
+    """Processes that Ctrl-C ends without a traceback; it waits while they import modules."""
+
+    def __init__(self, num_workers: int) -> None:
+        # Not fork: a progress bar draws from a thread, and a fork could copy its locks while they are held.
+        super().__init__(num_workers, mp_context=multiprocessing.get_context("spawn"), initializer=_end_if_interrupted)
+
+    def submit(self, *task: Any, **options: Any) -> Future[Any]:
+        if not hasattr(signal, "pthread_sigmask"):
+            return super().submit(*task, **options)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # a process started here inherits this
+        try:
+            return super().submit(*task, **options)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _submit(pool: ProcessPoolExecutor, files: list[Entry], decode: bool) -> Future[list[Measured]]:
+def _end_if_interrupted() -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN or not hasattr(signal, "pthread_sigmask"):
+        return
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # the pool prints a traceback if this function raises
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    signal.signal(signal.SIGINT, lambda number, frame: sys.exit(128 + number))
+
+
+def _submit(pool: Workers, files: list[Entry], decode: bool) -> Future[list[Measured]]:
     """Submit a task; a pool that is already broken reports it through the future, like one that breaks later."""
     try:
         return pool.submit(_measure_files, files, decode)
@@ -118,11 +135,11 @@ def _measure_files(files: list[Entry], decode: bool) -> list[Measured]:
 
 def _measure_alone(entries: list[Entry], decode: bool) -> Iterator[Measured]:
     """Measure one after the other in one worker, which is replaced when a file kills it."""
-    pool = _new_pool(1)
+    pool = Workers(1)
     for entry in entries:
         try:
             yield from _submit(pool, [entry], decode).result()
         except BrokenProcessPool:
             yield Measured(entry.path, None, CRASHED)
-            pool = _new_pool(1)
+            pool = Workers(1)
     pool.shutdown()

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import io
 import json
-import multiprocessing
 import os
 import re
 import shutil
 import tarfile
 from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ import soundfile
 
 from nest_ssl.audio import audio_info, read_native
 from nest_ssl.data.manifest.read import Manifest, Utterance, open_manifests
+from nest_ssl.prepare.measure import Workers
 
 SEGMENT_SLACK_S = 0.01
 """An utterance this close to the length of its file is the whole file, which is then copied as it is."""
@@ -59,7 +59,7 @@ def write_shards(
             write_shard(utterances, folder, shard, num_shards)
             report(done, len(todo))
         return len(todo)
-    with ProcessPoolExecutor(num_workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with Workers(num_workers) as pool:
         tasks = [pool.submit(write_shard, utterances, folder, shard, num_shards) for shard in todo]
         for done, task in enumerate(as_completed(tasks), start=1):
             task.result()

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nest_ssl.checkpoint import load
-from nest_ssl.files import replace_text
+from nest_ssl.files import make_folder, replace_text
 from nest_ssl.layer_features import FeatureExtractor, Layers, pad_waveforms
 from nest_ssl.model import EncDecMaskedTokenPredModel
 from nest_ssl.modules.inputs import valid_frames
@@ -271,7 +271,7 @@ def _result(
 
 def write_results(result: ProbeResult, options: ProbeOptions, output: Path, about: dict[str, Any]) -> None:
     """Write `results.json`, `layer_weights.svg` and `confusion.svg` into the folder `output`."""
-    output.mkdir(parents=True, exist_ok=True)
+    make_folder(output)
     content: dict[str, Any] = {system: asdict(result.scores[system]) for system in SYSTEMS}
     content["differences"] = {f"{ENCODER} - {other}": asdict(gap) for other, gap in result.differences.items()}
     content |= {"layers": result.layers, "layer_weights": result.layer_weights, "classes": result.classes}

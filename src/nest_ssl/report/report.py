@@ -146,12 +146,14 @@ def open_run(path: Path) -> Run:
 
 def _read_config(path: Path, notes: list[str]) -> tuple[NestConfig | None, str]:
     if not path.is_file():
-        notes.append(f"{HPARAMS}: no such file, so the configuration is unknown.")
+        what = "is not a regular file" if path.exists() else "no such file"
+        notes.append(f"{HPARAMS}: {what}, so the configuration is unknown.")
         return None, ""
-    content = path.read_text(encoding="utf-8", errors="replace")
+    content = ""
     try:
+        content = path.read_text(encoding="utf-8", errors="replace")
         return parse(NestConfig, yaml.safe_load(content), unused=unused_keys()), content
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, OSError) as error:
         notes.append(f"{HPARAMS}: cannot be used: {' '.join(str(error).split())}")
         return None, content
 

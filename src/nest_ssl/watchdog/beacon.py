@@ -220,13 +220,20 @@ class Beacon:
         of_rank = PAGE_BYTES + RANK_BYTES + HISTOGRAM_BYTES + workers_per_rank * WORKER_BYTES
         size = HEADER_BYTES + local_ranks * of_rank
         temporary = path.with_suffix(".tmp")
-        with temporary.open("wb") as file:
-            file.write(HEADER.pack(MAGIC, local_ranks, first_rank, workers_per_rank, world_size))
-            file.flush()
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(file.fileno(), 0, size)  # a full /dev/shm is an error now, not a SIGBUS later
-            else:
-                file.truncate(size)
+        try:
+            with temporary.open("wb") as file:
+                file.write(HEADER.pack(MAGIC, local_ranks, first_rank, workers_per_rank, world_size))
+                file.flush()
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(file.fileno(), 0, size)  # a full /dev/shm is an error now, not a SIGBUS later
+                else:
+                    file.truncate(size)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise OSError(
+                f"{path}: {error.strerror}. The watchdog needs {size / 1e3:.0f} kB there. Free them, or set TMPDIR, "
+                "which is used if /dev/shm is full, to a folder with room."
+            ) from error
         os.replace(temporary, path)  # whoever finds the file finds all of it
         beacon = cls(path)
         INT.pack_into(beacon.map, OWNER, os.getpid())

@@ -47,7 +47,7 @@ class GpuRow:
     in_stage_s: float = 0.0
     """How long the monitor has seen it there; doctor, which looks once, does not know."""
     came_to: int = 0
-    """Collectives of the batch's norms that it has come to, as of a quarter of a second ago."""
+    """Collectives of the batch's norms that it has come to."""
 
     @property
     def position(self) -> tuple[int, Stage, int]:

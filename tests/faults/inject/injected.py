@@ -368,7 +368,7 @@ def _install_spinning(where: Stage, step: int) -> None:
             spin_while[(1,)](flags[0], num_warps=1)
 
     Watch.enter = enter  # type: ignore[method-assign]
-    before(TrainStep, "__call__", prepare)
+    before(TrainStep, "_launch", prepare)
 
 
 def other_graph(step: int) -> None:

@@ -6,6 +6,8 @@ import io
 import json
 import os
 import pickle
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from numpy.typing import NDArray
 from nest_ssl.audio import AudioError, audio_info, ffmpeg, read_audio, read_native, verify_audio
 from nest_ssl.audio.read import MAX_SAMPLE
 from tests.fuzz.effort import examples
+from tests.helpers import fifo_that_is_not_opened
 
 RATE = 16000
 
@@ -379,7 +382,8 @@ def test_samples_equal_those_of_nemo_2_7_3(case: str, arguments: dict[str, Any])
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs on this system")
-def test_asking_for_the_header_of_a_fifo_does_not_block(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.wav")
-    with pytest.raises(AudioError, match="not a regular file"):
-        audio_info(tmp_path / "pipe.wav")
+@pytest.mark.parametrize("read", [audio_info, verify_audio, read_native, partial(read_audio, sample_rate=16000)])
+def test_a_fifo_is_refused_at_once_however_it_is_read(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    pipe = tmp_path / "pipe.wav"
+    with fifo_that_is_not_opened(pipe), pytest.raises(AudioError, match=r"pipe\.wav: not a regular file"):
+        read(pipe)

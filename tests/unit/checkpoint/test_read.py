@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from nest_ssl import CheckpointError, load
 from nest_ssl.checkpoint.export import write_safetensors
 from nest_ssl.checkpoint.read import checkpoint_path
+from nest_ssl.nemo_file import nemo_config, write_nemo
 from tests.helpers import model_section, noise_batch, tiny_model
 
 
@@ -119,13 +120,15 @@ def test_a_file_that_exists_comes_before_the_hub(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), torch.int8, torch.bool])
-@pytest.mark.parametrize("suffix", [".ckpt", ".safetensors"])
+@pytest.mark.parametrize("suffix", [".nemo", ".ckpt", ".safetensors"])
 def test_weights_that_cannot_be_right_are_refused_by_name(tmp_path: Path, suffix: str, value: Any) -> None:
     model, name = tiny_model(), "encoder.layers.0.norm_out.weight"
     path = tmp_path / f"x{suffix}"
     weights = dict(model.state_dict())
     weights[name] = weights[name].to(value) if isinstance(value, torch.dtype) else weights[name].clone().fill_(value)
-    if suffix == ".ckpt":
+    if suffix == ".nemo":
+        write_nemo(path, nemo_config(model.cfg, type(model).__name__), weights)
+    elif suffix == ".ckpt":
         torch.save({"state_dict": weights, "hyper_parameters": model_section()}, path)
     else:
         safetensors = pytest.importorskip("safetensors.torch", reason="needs nest-ssl[hf]")

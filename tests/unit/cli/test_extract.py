@@ -85,7 +85,7 @@ def test_weights_of_other_layers_are_refused(
             ("{checkpoint}", "{corpus}", "{out}", "--aggregation", "weighted", "--weights", "x"),
             "--weights x: not numbers",
         ),
-        (("{checkpoint}", "{corpus}", "{corpus}"), "File exists"),
+        (("{checkpoint}", "{corpus}", "{corpus}"), "is not a folder. Give another output folder."),
     ],
 )
 def test_arguments_that_make_no_sense_are_one_clear_line(

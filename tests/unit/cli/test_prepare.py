@@ -53,6 +53,11 @@ def test_a_folder_becomes_a_manifest_a_split_and_shards(corpus: Path, tmp_path: 
     assert "0 shards written, 4 existed" in again
 
 
+def test_files_too_long_or_too_short_for_training_are_a_warning(corpus: Path, tmp_path: Path) -> None:
+    text = run(corpus, "--output", tmp_path / "m.jsonl", "--workers", 0)  # 0.1 s each
+    assert "m.jsonl: 0.00 of 0.00 h (100.0%) are in files outside the duration limits of training" in text
+
+
 def test_jobs_merge_and_shards_on_a_cluster(corpus: Path, tmp_path: Path) -> None:
     arguments = (corpus, "--output", tmp_path / "m.jsonl", "--workers", 0)
     assert "not complete: 0, 1" in run(*arguments, "--merge", 2, fails=True)

@@ -96,7 +96,7 @@ REFUSED = {
     "model.encoder.d_model=999998 model.encoder.n_heads=2": "weights; at most 1e+11 are supported",
     "model.validation_ds.batch_size=0": "model.validation_ds.batch_size: 0 is less than 1",
     "seed=-1": "seed: -1 is less than 0",
-    "name=../../x": "name: '../../x' is not a name inside the run's folder",
+    "name=../../x": "exp_manager.name = ${name}: '../../x' is not a name inside the run's folder",
     "+model.train_ds.use_lhotse=true +model.train_ds.is_tarred=true": "is_tarred: with 'use_lhotse: true' it needs",
     "exp_manager.name=.": "exp_manager.name: '.' is not a name inside",
     f"exp_manager.name={'x' * 151}": "is longer than 150 bytes",

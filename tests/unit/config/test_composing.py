@@ -135,7 +135,9 @@ def test_sizes_work_with_our_yaml_and_with_nemos(nemo_yaml: Path, override: str)
         ("model.quantizer.dist_fn=dot", "'dot' is not one of 'l2', 'cosine'"),
         ("model.optim.sched.warmup_ratio=0.1", "give warmup_steps or warmup_ratio, not both"),
         ("nonsense", "override 'nonsense': expected key=value"),
-        ("size=huge", "size/huge"),
+        ("size=huge", "'size=huge': no such size. There are large, "),
+        ("model.encoder.subsampling_factor=0", "combine_time_steps = ${model.encoder.subsampling_factor}: 0 is less"),
+        ("model.sample_rate=0", "model.train_ds.sample_rate = ${model.sample_rate}: 0 is less than 1000"),
         ("model.encoder.n_layers=${nowhere}", "nowhere"),
     ],
 )
@@ -143,6 +145,15 @@ def test_a_wrong_value_is_an_error_that_names_the_key_and_the_way_out(override: 
     with pytest.raises(ValueError) as raised:
         compose(overrides=[override])
     assert words in str(raised.value)
+
+
+@pytest.mark.parametrize("depth", [1, 12])
+def test_aliases_that_would_fill_the_memory_are_refused(tmp_path: Path, depth: int) -> None:
+    lines = ["a0: &a0 [*a0]" if depth == 1 else "a0: &a0 [x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, depth)]
+    (tmp_path / "own.yaml").write_text("\n".join(lines))
+    with pytest.raises(ConfigError, match=r"own.yaml.*aliases"):
+        compose("own", config_path=tmp_path)
 
 
 def test_a_missing_file_lists_the_packaged_configurations(tmp_path: Path) -> None:

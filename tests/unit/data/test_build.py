@@ -88,6 +88,14 @@ def test_what_an_epoch_does_not_read_is_logged_by_bucket_with_hours(
     assert "does not read" not in caplog.text
 
 
+def test_audio_outside_the_duration_limits_is_a_warning(corpus: Corpus, caplog: pytest.LogCaptureFixture) -> None:
+    build_loader(corpus.config())
+    assert "outside the duration limits" not in caplog.text
+    build_loader(corpus.config(max_duration=0.3))
+    (record,) = [one for one in caplog.records if "outside the duration limits of training" in one.getMessage()]
+    assert record.levelno == logging.WARNING
+
+
 def test_a_bucket_that_fills_no_step_is_read_with_its_neighbour(corpus: Corpus) -> None:
     # On 8 ranks no bucket has the 16 utterances of a step, but all together have 22.
     config = corpus.config(drop_last=True, use_bucketing=True, num_buckets=4, batch_size=2)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -167,6 +169,34 @@ def test_unreadable_audio_is_named_and_the_rest_is_finished(
     soundfile.write(folder / "2.wav", tone(DURATIONS_S[2], 100, 0), RATE)
     again = extract_features(extractor, manifest, tmp_path / "out", ExtractOptions(max_duration_s=5.0))
     assert (again.num_new, again.num_kept, len(again.bad)) == (2, 5, 3)
+
+
+def test_a_name_that_is_not_utf_8_is_a_bad_file_and_the_rest_is_finished(
+    extractor: FeatureExtractor, manifest: Path, tmp_path: Path
+) -> None:
+    odd = os.fsdecode(b"caf\xe9.wav")
+    try:
+        shutil.copy(manifest.parent / "2.wav", manifest.parent / odd)
+    except OSError:
+        pytest.skip("this file system has only UTF-8 names")
+    (tmp_path / "list.txt").write_bytes(b"corpus/caf\xe9.wav\ncorpus/1.wav\n")
+    for source in (tmp_path / "list.txt", manifest.parent / odd):
+        out = tmp_path / f"out-{source.suffix}"
+        result = extract_features(extractor, source, out)
+        assert [(Path(bad.path).name, bad.reason) for bad in result.bad] == [(odd, "its name is not UTF-8")]
+        assert read_lines(out / "bad.jsonl")[0]["audio_filepath"] == str(manifest.parent / odd)
+        assert result.num_new == (1 if source.suffix == ".txt" else 0)
+
+
+def test_an_output_that_is_a_file_is_refused_by_name(
+    extractor: FeatureExtractor, manifest: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ValueError, match=r"/file: is not a folder\. Give another output folder"):
+        extract_features(extractor, manifest, tmp_path / "file")
+    with pytest.raises(ValueError, match=r"/file/out: cannot be created: Not a directory\. Give another"):
+        extract_features(extractor, manifest, tmp_path / "file" / "out")
+    assert (tmp_path / "file").read_text() == "mine"
 
 
 def test_one_file_a_folder_and_a_list_are_inputs_too(

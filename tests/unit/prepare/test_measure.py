@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -52,3 +53,38 @@ def test_memory_does_not_hold_the_input(monkeypatch: pytest.MonkeyPatch) -> None
         next(results)
     results.close()  # type: ignore[attr-defined]
     assert drawn <= (measure.TASKS_AHEAD + 2) * measure.FILES_PER_TASK
+
+
+SLOW_START = """
+import os, sys, time
+if "--multiprocessing-fork" in sys.orig_argv:
+    open(os.path.join(os.path.dirname(__file__), f"{os.getpid()}.started"), "w").close()
+    time.sleep(1)
+"""
+INTERRUPTED = """
+import os, pathlib, signal, sys, time
+from concurrent.futures.process import BrokenProcessPool
+from nest_ssl.prepare.measure import Workers
+
+signal.signal(signal.SIGINT, lambda number, frame: print("interrupted"))
+with Workers(2) as pool:
+    tasks = [pool.submit(abs, -1) for _ in range(2)]
+    while len(list(pathlib.Path(sys.argv[1]).glob("*.started"))) < 2:
+        time.sleep(0.01)
+    os.killpg(0, signal.SIGINT)
+    for task in tasks:
+        try:
+            task.result()
+        except BrokenProcessPool:
+            print("broken")
+"""
+
+
+def test_workers_that_are_interrupted_while_they_import_end_without_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SLOW_START)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, "-c", INTERRUPTED, str(tmp_path)]
+    done = subprocess.run(
+        command, env=env, capture_output=True, text=True, check=False, start_new_session=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("interrupted\nbroken\nbroken\n", "")

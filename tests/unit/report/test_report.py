@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import html
 import os
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -121,6 +123,18 @@ def test_every_kind_of_model_is_drawn(tmp_path: Path, overrides: tuple[str, ...]
     num_books = example.true_SH.shape[1]
     assert text.count("the true code ranks ") == num_books * np.count_nonzero(example.masked_S)
     assert (">predicted 3<" in text) == (num_books == 3)
+
+
+def test_no_file_of_the_validation_data_is_left_open(tmp_path: Path) -> None:
+    _, dataset = open_run(make_run(tmp_path)).dataset()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ResourceWarning)
+        for batches in (run_examples._batches(dataset, 0), run_examples._batches(dataset, 0)):
+            next(batches)
+            batches.close()  # type: ignore[attr-defined]
+        del batches
+        gc.collect()
+    assert [str(one.message) for one in caught if one.category is ResourceWarning] == []
 
 
 def test_predictions_are_those_of_forward_on_the_validation_batches(
@@ -322,6 +336,8 @@ def test_a_configuration_that_cannot_be_read_leaves_the_curves(tmp_path: Path) -
     assert "<h1>fake</h1>" in text
     (run / "hparams.yaml").unlink()
     assert "hparams.yaml: no such file" in report(run)
+    (run / "hparams.yaml").mkdir()
+    assert "hparams.yaml: is not a regular file" in report(run)
 
 
 def test_names_from_outside_cannot_put_tags_into_the_page(tmp_path: Path) -> None:

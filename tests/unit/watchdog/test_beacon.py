@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -107,3 +108,17 @@ def test_a_file_that_is_not_a_beacon_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"x" * 8192)
     with pytest.raises(ValueError, match="not a beacon"):
         Beacon(path)
+
+
+def test_a_beacon_without_room_is_refused_with_its_place_and_a_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", no_room)
+    with pytest.raises(
+        OSError, match=rf"{tmp_path}/beacon: No space left on device\. The watchdog needs .* set TMPDIR"
+    ):
+        Beacon.create(tmp_path / "beacon", local_ranks=2, first_rank=0, world_size=2, workers_per_rank=3)
+    assert not list(tmp_path.iterdir())

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import mmap
+import os
 import re
+import shutil
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +34,7 @@ FEW = 10
 """So many bad utterances of an epoch never end a run, unless they are above `max_bad_fraction` of 1,000 as well."""
 MAX_NAMED = 10
 """Files named in the log; the others are only in the run's list."""
+SHARED_MEMORY = Path("/dev/shm")
 TORCH_PREFETCH = 2
 """What torch's DataLoader prefetches per worker if nothing is set."""
 
@@ -141,12 +146,31 @@ def _with_plain_errors(batches: Iterator[AudioNoiseBatch]) -> Iterator[AudioNois
     try:
         yield from batches
     except (ValueError, OSError, RuntimeError) as error:
+        if "shared memory" in str(error) and os.strerror(errno.ENOSPC) in str(error):
+            raise _shared_memory_is_full() from error
         message = message_of_worker(str(error), always=isinstance(error, OSError))
         if message is None:
             raise
         # Torch raises a RuntimeError in place of errors that take more than a message, such as ManifestError.
         kind = ValueError if isinstance(error, RuntimeError) else type(error)
         raise kind(message) from error
+
+
+def _check_shared_memory(num_workers: int) -> None:
+    """Refuse to start workers where there is no room for their semaphores: torch would leave a half-made iterator."""
+    num_semaphores = 3 * num_workers + 3 + 5  # a queue of each worker, the queue of batches, and an event
+    if SHARED_MEMORY.is_dir():
+        space = shutil.disk_usage(SHARED_MEMORY)
+        if space.total > 0 and space.free < num_semaphores * mmap.PAGESIZE:  # total 0: it has no limit
+            raise _shared_memory_is_full()
+
+
+def _shared_memory_is_full() -> OSError:
+    total_mb = shutil.disk_usage(SHARED_MEMORY).total / 1e6
+    return OSError(
+        f"{SHARED_MEMORY} is full ({total_mb:.1f} MB in all): DataLoader workers pass batches through it. Lower "
+        "model.train_ds.num_workers, prefetch_factor or prefetch_gb, or enlarge it (docker: --shm-size=8g)."
+    )
 
 
 def message_of_worker(text: str, *, always: bool = False) -> str | None:
@@ -225,6 +249,7 @@ class PlannedLoader(DataLoader[AudioNoiseBatch]):
             self.bad_data.start_epoch(self.batches.epoch)
         if self.num_workers > 0 and self._iterator is None:
             give_back_freed_memory()
+            _check_shared_memory(self.num_workers)
         for batch in _with_plain_errors(super().__iter__()):
             self._next_batch += 1
             assert batch.audio is not None
@@ -396,8 +421,8 @@ class BadDataLog:
         return f"{self.num_bad['cropped']} of {self.num_read:,} utterances of epoch {self.epoch} cropped{first}"
 
     def state_dict(self) -> dict[str, object]:
-        """Return the counts of all ranks where they are known, for a checkpoint."""
-        num_bad = {**self.num_bad, **{kind: self._over_all_ranks(kind) for kind in JUDGED}}
+        """Return the counts for a checkpoint; on rank 0, which writes it, those of all ranks."""
+        num_bad = {**self.num_bad, **({} if self.rank else {kind: self._over_all_ranks(kind) for kind in JUDGED})}
         return {"num_read": self.num_read, "num_bad": {kind: number for kind, number in num_bad.items() if number}}
 
     def load_state_dict(self, state: dict[str, object], epoch: int) -> None:

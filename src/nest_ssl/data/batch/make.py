@@ -120,8 +120,9 @@ class Readers:
 
 def _block_here_if_ever(path: str) -> None:
     """Open the file once: soundfile opens one at a time, so one that blocks there would hold up the other threads."""
-    with contextlib.suppress(OSError):  # reported when it is read; or it is no file but a name in a shard
-        os.close(os.open(path, os.O_RDONLY))
+    with contextlib.suppress(OSError):  # reported when it is read
+        if os.path.isfile(path):  # no FIFO, which is refused when it is read, and no name in a shard
+            os.close(os.open(path, os.O_RDONLY))
 
 
 @cache
@@ -179,7 +180,7 @@ class BatchMaker:
             if self.augmentor is not None:
                 batch = self._augmented(self.augmentor, batch, generators)
         return replace(
-            batch,
+            batch.shared(),
             sample_id=[one.sample_id for one in speech],
             audio_filepaths=[one.audio_filepath for one in speech],
             loan=loan(),

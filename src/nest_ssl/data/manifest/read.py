@@ -392,5 +392,9 @@ class KeptOpen(Generic[F]):
         self._files: OrderedDict[str, F] = OrderedDict()
         self._pid, self._lock = os.getpid(), threading.Lock()
 
+    def __del__(self) -> None:
+        for file in self._files.values():
+            file.close()
+
     def __reduce__(self) -> tuple[type[KeptOpen[F]], tuple[Callable[..., F]]]:
         return KeptOpen, (self._open_file,)

@@ -30,7 +30,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from nest_ssl.audio import AudioError
-from nest_ssl.audio.read import check_samples
+from nest_ssl.audio.read import check_regular, check_samples
 from nest_ssl.audio.signal import Samples
 from nest_ssl.config.data import AugmentorConfig, DatasetConfig
 from nest_ssl.config.parsing import parse, read_yaml
@@ -135,6 +135,9 @@ class LhotseAudioNoiseDataset(Dataset[AudioNoiseBatch]):
             return replace(speech, sample_id=cut.id)
         name = _name(cut)
         _refuse_commands(cut)
+        for source in _audio_sources(cut):
+            if source.type == "file":
+                check_regular(source.source, name)
         self.maker.readers.reading(name)
         try:
             channels = cut.resample(self.maker.sample_rate).load_audio()

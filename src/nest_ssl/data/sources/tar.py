@@ -237,10 +237,13 @@ class TarredAudioNoiseDataset(ManifestDataset, IterableDataset[AudioNoiseItem]):
 
 
 def _existing(paths: list[str]) -> list[str]:
-    missing = [path for path in paths if not os.path.isfile(path)]
-    if missing:
+    bad = [path for path in paths if not os.path.isfile(path)]
+    if bad and os.path.exists(bad[0]):
+        what = "a folder" if os.path.isdir(bad[0]) else "not a regular file"
+        raise ValueError(f"tarred_audio_filepaths: {bad[0]}: is {what}. Give uncompressed tar files.")
+    if bad:
         raise FileNotFoundError(
-            f"tarred_audio_filepaths: {missing[0]}: no such file ({len(missing)} of {len(paths)} shards are missing)."
+            f"tarred_audio_filepaths: {bad[0]}: no such file ({len(bad)} of {len(paths)} shards are missing)."
         )
     return paths
 

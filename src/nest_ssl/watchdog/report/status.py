@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from nest_ssl.files import replace_text, replacing
-from nest_ssl.run_folder import HPARAMS, RunFolder
+from nest_ssl.run_folder import HPARAMS, WATCHDOG, RunFolder
 from nest_ssl.watchdog.beacon import Beacon
 from nest_ssl.watchdog.report.incident import read_incidents
 from nest_ssl.watchdog.rows import Limits, RankRow, local_rows
-
-FOLDER = "watchdog"
 
 
 @dataclass(frozen=True)
@@ -67,8 +65,8 @@ def write_status(settings: Settings, rows: list[RankRow], monitor_pid: int | Non
         "settings": asdict(settings),
         "rows": [row.to_json() for row in rows],
     }
-    (run_dir / FOLDER).mkdir(exist_ok=True)
-    with replacing(run_dir / FOLDER / f"node{settings.node}.json", sync=False) as file:
+    (run_dir / WATCHDOG).mkdir(exist_ok=True)
+    with replacing(run_dir / WATCHDOG / f"node{settings.node}.json", sync=False) as file:
         file.write(json.dumps(status).encode())
 
 
@@ -121,9 +119,9 @@ class RunState:
 
 def explain_run(run_dir: Path) -> RunState:
     """Return the state of the run in `run_dir`; ValueError if that is not a run folder."""
-    if not (run_dir / HPARAMS).is_file() and not (run_dir / FOLDER).is_dir():
+    if not (run_dir / HPARAMS).is_file() and not (run_dir / WATCHDOG).is_dir():
         raise ValueError(f"{run_dir}: not a run folder: it contains neither hparams.yaml nor watchdog/.")
-    statuses = [json.loads(path.read_text()) for path in sorted((run_dir / FOLDER).glob("node*.json"))]
+    statuses = [json.loads(path.read_text()) for path in sorted((run_dir / WATCHDOG).glob("node*.json"))]
     nodes = [_node(status) for status in _of_newest_start(statuses)]
     return RunState(run_dir, nodes, read_incidents(run_dir), RunFolder.open(run_dir).newest_checkpoint())
 

@@ -5,6 +5,7 @@ import logging
 import os
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -20,6 +21,7 @@ import torch
 from nest_ssl.audio import AudioError
 from nest_ssl.config import DatasetConfig
 from nest_ssl.data import AudioNoiseBatch, BadDataError, BadDataLog, BadFile, Source, Speech, build_loader
+from nest_ssl.data.batch import collate
 from nest_ssl.data.batch import loader as loader_module
 from nest_ssl.data.batch.collate import needed
 from nest_ssl.data.batch.loader import PlannedLoader, Prefetch
@@ -599,3 +601,43 @@ def test_an_error_of_another_package_in_a_worker_keeps_its_traceback(corpus: Cor
     loader = PlannedLoader(Refuses("foreign"), sampler, max_bad_fraction=0.0, num_workers=1)
     with pytest.raises(Exception, match="Traceback"):
         next(iter(loader))
+
+
+WITH_LITTLE_SHARED_MEMORY = """
+import json, sys
+from nest_ssl.config import DatasetConfig
+from nest_ssl.data import build_loader
+for batch in build_loader(DatasetConfig(**json.loads(sys.argv[1]))):
+    pass
+"""
+
+
+@pytest.mark.parametrize("size_kb", [8, 128])
+def test_a_full_shared_memory_is_named_with_its_size_and_a_way_out(corpus: Corpus, size_kb: int) -> None:
+    """The first has no room for the semaphores of a worker, the second none for a batch."""
+    shell = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
+    mount = f"mount -t tmpfs -o size={size_kb}k tmpfs /dev/shm"
+    if shutil.which("unshare") is None or subprocess.run([*shell, mount], check=False, capture_output=True).returncode:
+        pytest.skip("no mount namespaces here")
+    config = {"manifest_filepath": str(corpus.speech), "batch_size": 22, "num_workers": 1, "min_audio_len_secs": 0.1}
+    program = [sys.executable, "-c", WITH_LITTLE_SHARED_MEMORY, json.dumps(config)]
+    command = [*shell, f'{mount} && exec "$@"', "sh", *program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    said = (
+        f"OSError: /dev/shm is full (0.{round(size_kb / 100)} MB in all): DataLoader workers pass batches through it."
+    )
+    assert said in done.stderr
+    assert "num_workers, prefetch_factor or prefetch_gb" in done.stderr
+    assert "--shm-size" in done.stderr
+    assert "Exception ignored" not in done.stderr
+
+
+def test_a_worker_leaves_no_tensor_to_the_thread_that_sends_batches(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread would lose the batch if shared memory were full."""
+    monkeypatch.setattr(collate, "get_worker_info", lambda: "a worker")
+    (batch, *_) = build_loader(corpus.config())
+    tensors = {name: value for name, value in vars(batch).items() if isinstance(value, torch.Tensor)}
+    assert {"audio", "audio_len", "noise_len"} <= tensors.keys()
+    assert all(tensor.is_shared() for tensor in tensors.values())

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import pickle
 import tarfile
 import threading
@@ -14,6 +13,7 @@ import torch
 from nest_ssl.data import build_loader
 from nest_ssl.data.batch.collate import AudioNoiseBatch
 from nest_ssl.data.batch.make import Readers
+from tests.helpers import blocking, fifo_that_is_not_opened
 from tests.unit.data.corpus import NEEDS_LHOTSE, Corpus, make_corpus, write_manifest
 
 FIELDS = ("audio", "audio_len", "noise", "noise_len", "noisy_audio")
@@ -79,27 +79,43 @@ def test_the_file_that_does_not_end_is_the_one_named(threads: Callable[[int], No
     assert named[-1] == "later", "what was read before is forgotten"
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs FIFOs")
 def test_a_file_that_blocks_does_so_before_soundfile_locks_the_others_out(
     tmp_path: Path, threads: Callable[[int], None]
 ) -> None:
     threads(2)
-    fifo = tmp_path / "blocks.wav"
-    os.mkfifo(fifo)
+    blocks = tmp_path / "blocks.wav"
+    blocks.touch()
     readers, begun, seen = Readers(lambda path: None), [], []
 
     def work(path: str) -> None:
         readers.reading(path)
         begun.append(path)
 
-    def look_and_unblock() -> None:
-        seen.extend(begun)
-        fifo.write_bytes(b"")
+    def read_all() -> None:
+        readers.map(work, [str(blocks), "no file"])
 
-    threading.Timer(0.3, look_and_unblock).start()
-    readers.map(work, [str(fifo), "no file"])
+    with blocking(blocks):
+        reads = threading.Thread(target=read_all)
+        reads.start()
+        reads.join(0.3)
+        seen.extend(begun)
+    reads.join()
     assert seen == ["no file"]
-    assert begun == ["no file", str(fifo)]
+    assert begun == ["no file", str(blocks)]
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_a_fifo_is_a_bad_file_and_does_not_block(
+    tmp_path: Path, threads: Callable[[int], None], num_threads: int
+) -> None:
+    threads(num_threads)
+    corpus = make_corpus(tmp_path / "data", num_speech=6)
+    fifo = corpus.folder / "speech_3.wav"
+    fifo.unlink()
+    loader = build_loader(corpus.config(num_workers=0, max_bad_fraction=1.0), on_read=lambda path: None)
+    with fifo_that_is_not_opened(fifo):
+        assert len(list(loader)) > 0
+    assert list(loader.bad_data.files) == [str(fifo)]
 
 
 def test_what_may_not_be_read_is_not_taken_for_being_read(threads: Callable[[int], None]) -> None:

@@ -316,11 +316,11 @@ class Opened:
     now: list[str] = []  # noqa: RUF012
 
     def __init__(self, path: str) -> None:
-        self.path = path
-        self.now.append(path)
+        self.path, self.opened = path, self.now
+        self.opened.append(path)
 
     def close(self) -> None:
-        self.now.remove(self.path)
+        self.opened.remove(self.path)
 
 
 @pytest.fixture
@@ -349,10 +349,13 @@ def test_threads_share_the_files(files: KeptOpen[Opened]) -> None:
 
 def test_another_process_opens_its_own(files: KeptOpen[Opened], monkeypatch: pytest.MonkeyPatch) -> None:
     use(files, "a")
-    use(pickle.loads(pickle.dumps(files)), "a")
+    elsewhere = pickle.loads(pickle.dumps(files))
+    use(elsewhere, "a")
     monkeypatch.setattr("os.getpid", lambda: -1)  # as after a fork
     use(files, "a")
     assert Opened.now == ["a", "a", "a"]
+    del elsewhere
+    assert Opened.now == ["a", "a"], "files are closed with what kept them open"
 
 
 def test_an_error_lets_the_next_one_in(files: KeptOpen[Opened]) -> None:

@@ -17,6 +17,7 @@ from nest_ssl.config import DatasetConfig
 from nest_ssl.data import LhotseAudioNoiseDataset, build_loader
 from nest_ssl.data.plan.batches import MAX_SHAPES, Shape
 from nest_ssl.data.sources.lhotse import is_endless
+from tests.helpers import fifo_that_is_not_opened
 from tests.unit.data.corpus import RATE, Corpus, make_corpus, write_manifest
 
 lhotse = pytest.importorskip("lhotse")
@@ -185,9 +186,12 @@ def test_bad_recordings_of_lhotses_own_cuts_are_replaced_too(tmp_path: Path) -> 
     made = lhotse.CutSet.from_cuts(MonoCut(f"cut-{i}", 0, r.duration, 0, recording=r) for i, r in enumerate(recordings))
     made.to_file(tmp_path / "cuts.jsonl.gz")
     (corpus.folder / "speech_3.wav").write_bytes(b"junk")
-    loader = build_loader(config(corpus, manifest_filepath=None, cuts_path=str(tmp_path / "cuts.jsonl.gz")))
-    assert sum(len(batch.sample_id or []) for batch in loader) == 6
-    assert list(loader.bad_data.files) == [str(corpus.folder / "speech_3.wav")]
+    (corpus.folder / "speech_4.wav").unlink()
+    changed = {"cuts_path": str(tmp_path / "cuts.jsonl.gz"), "max_bad_fraction": 1.0}
+    loader = build_loader(config(corpus, manifest_filepath=None, **changed))
+    with fifo_that_is_not_opened(corpus.folder / "speech_4.wav"):
+        assert sum(len(batch.sample_id or []) for batch in loader) == 6
+    assert sorted(loader.bad_data.files) == [str(corpus.folder / f"speech_{number}.wav") for number in (3, 4)]
 
 
 def of_source(cut: Any, kind: str, source: str) -> Any:

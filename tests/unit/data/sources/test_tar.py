@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import os
 import tarfile
 from collections import Counter
 from pathlib import Path
@@ -230,9 +231,16 @@ def test_what_comes_before_the_end_of_a_truncated_shard_is_read(corpus: Corpus, 
         TarShard(str(tmp_path / "junk.tar"))
 
 
-def test_missing_shards_and_wrong_numbers_of_manifests_are_refused_at_the_start(corpus: Corpus, shards: Path) -> None:
+def test_missing_shards_and_wrong_numbers_of_manifests_are_refused_at_the_start(
+    corpus: Corpus, shards: Path, tmp_path: Path
+) -> None:
     with pytest.raises(FileNotFoundError, match=r"audio_5\.tar: no such file \(2 of 7 shards are missing\)"):
         build_loader(config(corpus, shards, tarred_audio_filepaths=str(shards / "audio__OP_0..6_CL_.tar")))
+    (tmp_path / "folder.tar").mkdir()
+    os.mkfifo(tmp_path / "fifo.tar")
+    for name, what in (("folder", "a folder"), ("fifo", "not a regular file")):
+        with pytest.raises(ValueError, match=rf"{name}\.tar: is {what}\. Give uncompressed tar files"):
+            build_loader(config(corpus, shards, tarred_audio_filepaths=str(tmp_path / f"{name}.tar")))
     with pytest.raises(ValueError, match="5 manifests for 4 tar shards"):
         build_loader(config(corpus, shards, tarred_audio_filepaths=str(shards / "audio__OP_0..3_CL_.tar")))
     with pytest.raises(ValueError, match="tarred_audio_filepaths: a value is needed"):

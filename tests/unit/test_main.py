@@ -1,0 +1,38 @@
+"""Ctrl-C before the program has come to work."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+INTERRUPTED = """
+import os, signal, sys, time
+module = sys.argv[1]
+
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == module:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(10)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test runner in the background has it ignored
+sys.meta_path.insert(0, Finder())
+from nest_ssl.__main__ import main
+sys.argv = ["nest-ssl", "info", "nowhere.nemo"]
+main()
+"""
+
+
+@pytest.mark.parametrize("module", ["typer", "nest_ssl.config", "torch"])
+def test_an_interrupt_during_an_import_ends_the_program_without_a_traceback(module: str) -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED, module], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_the_installed_command_starts_where_interrupts_are_handled() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert project["scripts"]["nest-ssl"] == "nest_ssl.__main__:main"
