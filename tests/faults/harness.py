@@ -256,7 +256,8 @@ def check_stopped_as_agreed(run: Run, saved: dict[str, Any]) -> str:
     """The ranks saved at the step they agreed on, or before it, in the validation that they left; what was said."""
     at_step = r"(?:all ranks )?will save and exit by step \d+"
     told = said(run, rf"nest-ssl: \w+: {at_step}")
-    told = [told, *re.findall(rf"nest-ssl: nodes? .* did not confirm in time: {at_step}", run.stderr)][-1]
+    for put_off in re.finditer(rf"nest-ssl: nodes? .* did not confirm in time: {at_step}", run.stderr):
+        told = put_off[0]
     agreed, step = int(told.rpartition(" ")[2]), int(saved["global_step"])
     assert step == agreed or (step < agreed and saved["progress"]["validation_is_due"]), f"{told}, saved after {step}"
     assert f"saved and stopped after step {step}" in run.stderr
