@@ -35,9 +35,6 @@ class MaskedPrediction:
     num_valid: Tensor
     """Encoder frames with audio in the batch, masked or not."""
 
-    def detached(self) -> MaskedPrediction:
-        return MaskedPrediction(**{name: value.detach() for name, value in vars(self).items()})
-
 
 def predict_masked(
     encoded_BDS: Tensor,

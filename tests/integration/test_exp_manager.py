@@ -200,7 +200,7 @@ def test_nothing_is_printed_without_a_progress_bar(
         ("exp_manager.ema.decay=1.5", "exp_manager.ema.decay"),
         (
             "exp_manager.checkpoint_callback_params.monitor=val_wer",
-            "monitor: there is no 'val_wer'. Known: val_loss, ",
+            "monitor: there is no 'val_wer'. Did you mean 'val_loss'. Known: val_loss, ",
         ),
         ("exp_manager.max_time_per_run=5h", "exp_manager.max_time_per_run: '5h' is not of the form DD:HH:MM:SS"),
         ("trainer.val_check_interval=1.5", "trainer.val_check_interval: 1.5 is not a share of an epoch"),

@@ -104,7 +104,8 @@ def test_a_node_that_is_lost_whole_is_replaced_and_the_job_finished(
     assert job.wait() == "COMPLETED 0:0", job.log
     assert "slurm.sh: resumable (75): requeueing" in job.log
     (incident,) = job.incidents()
-    assert incident["exit_code"] == 75, incident["text"]
+    assert (incident["kind"], incident["ranks"], incident["exit_code"]) == ("lost-node", [1], 75), incident["text"]
+    assert incident["text"].startswith("nest-ssl: node 1 is gone, with rank 1\n")
     check_same_losses(job, undisturbed)
 
 

@@ -168,11 +168,6 @@ def finite(key: str, value: float) -> None:
         raise ValueError(f"{key}: {value} is not a finite number.")
 
 
-def probability(key: str, value: float, *, below_one: bool = False) -> None:
-    if not 0 <= value <= 1 or (below_one and value == 1):
-        raise ValueError(f"{key}: {value} is not a probability{' below 1' if below_one else ''}.")
-
-
 def one_of(key: str, value: object, accepted: Collection[object]) -> None:
     if value not in accepted:
         raise ValueError(f"{key}: {quoted(value)} is not one of {', '.join(map(repr, accepted))}.")

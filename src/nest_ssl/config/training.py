@@ -264,6 +264,9 @@ def _check_strategy(strategy: str | dict[str, Any]) -> None:
         raise ValueError(f"trainer.strategy={short(strategy)}: not supported. Use one of {known}. {LIGHTNING}")
 
 
+FIELD = re.compile(r"\{([^{}:]+)(:[^{}]*)?\}")
+"""A value in `checkpoint_callback_params.filename`: `{epoch}`, `{val_loss:.4f}`."""
+
 EveryN = Annotated[int, Range(0, advice="Use null to turn it off.")]
 
 
@@ -301,7 +304,7 @@ class CheckpointConfig:
         home_exists(f"{where}.dirpath", self.dirpath)
         for key in ("prefix", "postfix", "filename"):
             stays_inside(f"{where}.{key}", getattr(self, key))
-        for name, spec in re.findall(r"\{([^{}:]+)(:[^{}]*)?\}", self.filename or ""):
+        for name, spec in FIELD.findall(self.filename or ""):
             try:
                 if re.search(r"\d{3}", spec):
                     raise ValueError("Too many digits")

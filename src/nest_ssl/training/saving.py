@@ -27,6 +27,7 @@ from torch import Tensor
 
 from nest_ssl.config import CheckpointConfig
 from nest_ssl.config.checks import duration_s
+from nest_ssl.config.training import FIELD
 from nest_ssl.files import give_second_name, predecessor, put_in_place, remove, replace_text, replacing
 from nest_ssl.nemo_file import nemo_config, read_sharded, write_nemo
 from nest_ssl.run_folder import LAST, RunFolder, is_checkpoint
@@ -222,7 +223,7 @@ class Saver:
         def shown(match: re.Match[str]) -> str:
             return f"{match[1]}={values.get(match[1], 0):{(match[2] or ':')[1:]}}"
 
-        return re.sub(r"\{([^{}:]+)(:[^{}]*)?\}", shown, self.template) + ".ckpt"
+        return FIELD.sub(shown, self.template) + ".ckpt"
 
     # ---- .nemo ----
 

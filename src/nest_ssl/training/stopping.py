@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nest_ssl.config import ExperimentConfig, TrainerConfig
-from nest_ssl.config.checks import duration_s
-from nest_ssl.config.training import EarlyStoppingConfig
+from nest_ssl.config.checks import duration_s, known_name
+from nest_ssl.config.training import FIELD, EarlyStoppingConfig
 from nest_ssl.training.metrics import VALIDATION_METRICS
 
 log = logging.getLogger(__name__)
@@ -33,8 +33,9 @@ def check_monitors(exp: ExperimentConfig, val_names: list[str]) -> None:
                 "model.validation_ds.manifest_filepath, or a monitor of training such as train_loss_epoch."
             )
     for section, name in watched.items():
-        if name not in known:
-            raise ValueError(f"exp_manager.{section}.monitor: there is no {name!r}. Known: {', '.join(known)}.")
+        known_name(f"exp_manager.{section}.monitor", name, known)
+    for name, _ in FIELD.findall(exp.checkpoint_callback_params.filename or ""):
+        known_name("exp_manager.checkpoint_callback_params.filename", name, ["epoch", "step", *known])
 
 
 class EarlyStopping:

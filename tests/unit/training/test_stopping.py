@@ -5,8 +5,23 @@ from typing import Any
 
 import pytest
 
-from nest_ssl.config.training import EarlyStoppingConfig
-from nest_ssl.training.stopping import EarlyStopping, MaskRate, TimeLimits
+from nest_ssl.config.training import CheckpointConfig, EarlyStoppingConfig, ExperimentConfig
+from nest_ssl.training.stopping import EarlyStopping, MaskRate, TimeLimits, check_monitors
+
+
+@pytest.mark.parametrize(
+    ("filename", "unknown"), [("{0}", "'0'"), ("{val_lss:.2f}", "'val_lss'"), ("{step}-{step!r}", "'step!r'")]
+)
+def test_a_value_in_the_name_of_checkpoints_that_is_never_logged_is_refused(filename: str, unknown: str) -> None:
+    exp = ExperimentConfig(checkpoint_callback_params=CheckpointConfig(filename=filename))
+    with pytest.raises(ValueError, match=f"checkpoint_callback_params.filename: there is no {unknown}"):
+        check_monitors(exp, ["dev"])
+
+
+def test_metrics_epochs_and_steps_may_be_in_the_name_of_checkpoints() -> None:
+    check_monitors(ExperimentConfig(), ["dev"])
+    named = CheckpointConfig(filename="{epoch:02d}-{step}-{val_loss:.4f}-{dev_val_loss}")
+    check_monitors(ExperimentConfig(checkpoint_callback_params=named), ["dev"])
 
 
 def early(**options: Any) -> EarlyStopping:

@@ -108,7 +108,8 @@ def judge_dead(rows: Sequence[RankRow], failures: Mapping[int, Failure]) -> Verd
     lost = [f for f in failures.values() if f.rank in by_rank]
     left = [row for row in rows if row.state in (RankState.FINISHED, RankState.STOPPED)]
     if lost and left:  # the connection was lost because the other end had finished
-        return Verdict("left-early", left, waiting=[by_rank[failure.rank] for failure in lost])
+        first = min(lost, key=lambda failure: failure.monotonic_ns)
+        return Verdict("left-early", left, failure=first, waiting=[by_rank[failure.rank] for failure in lost])
     silent = [row for row in rows if row.silent_s > SILENT_S and row.is_active]
     if lost and silent:  # a node that is gone as a whole reports no death: its silence and the others' losses do
         silent_s = max(row.silent_s for row in silent)

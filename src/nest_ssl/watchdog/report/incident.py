@@ -202,7 +202,8 @@ def cause(verdict: Verdict) -> str:
     if kind == "never-joined":
         return _why_it_never_joined(verdict)
     if kind == "left-early":
-        return f"it ran out of batches before the others: the ranks' batch counts differ{_missing_call(verdict)}"
+        lost = f"; rank {failure.rank} then had: {failure.first_line[:200]}" if failure is not None else ""
+        return f"it ran out of batches before the others: the ranks' batch counts differ{_missing_call(verdict)}{lost}"
     if kind == "gil":
         return f"a call into C code holds the GIL and does not return (process {PROCESS_STATES.get(row.process, '?')})"
     if kind == "diverged" and verdict.fault is not None:
