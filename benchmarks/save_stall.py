@@ -1,4 +1,4 @@
-"""How long does training stand still for a checkpoint? The longest step minus the median, in the whole program.
+"""How long does training stall for a checkpoint? The longest step minus the median, in the whole program.
 
     python benchmarks/save_stall.py --output benchmarks/results/save_stall.json
 

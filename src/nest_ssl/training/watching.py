@@ -258,7 +258,7 @@ class GpuMarks:
         self._words = torch.zeros_like(self._numbers)
         self._word_of = self._words.split(1)
         self._num_collectives = 0
-        # torch takes memory for page-locked if the start of its storage is: the tensor must begin with the page.
+        # torch takes memory for pinned if the start of its storage is: the tensor must begin with the page.
         page = torch.frombuffer(
             beacon.map, dtype=torch.long, count=PAGE_BYTES // WORD.size, offset=beacon.gpu_at(local_rank)
         )
@@ -326,7 +326,7 @@ class GpuMarks:
 
 
 class LockedWord:
-    """Eight bytes of page-locked memory, which a kernel can write as if they were the GPU's own."""
+    """Eight bytes of pinned memory, which a kernel can write as if they were the GPU's own."""
 
     def __init__(self, address: int) -> None:
         self.__cuda_array_interface__ = {"data": (address, False), "shape": (1,), "typestr": "<i8", "version": 2}

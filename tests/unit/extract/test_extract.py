@@ -165,7 +165,7 @@ def test_unreadable_audio_is_named_and_the_rest_is_finished(
     assert "4.0 s, longer than the limit of 3 s" in reasons["long.wav"]
     assert "absent.wav" in reasons
     assert "manifest.jsonl:10" in reasons
-    # Mended, the same command adds what was missing.
+    # Once that is fixed, the same command adds what was missing.
     soundfile.write(folder / "2.wav", tone(DURATIONS_S[2], 100, 0), RATE)
     again = extract_features(extractor, manifest, tmp_path / "out", ExtractOptions(max_duration_s=5.0))
     assert (again.num_new, again.num_kept, len(again.bad)) == (2, 5, 3)

@@ -409,7 +409,7 @@ def test_the_share_of_bad_files_is_that_of_all_ranks() -> None:
         logs[63].record(30, bad_files(1))
     for log in logs:
         log.start_epoch(1)
-    logs[63].record(30, bad_files(1))  # every epoch counts anew
+    logs[63].record(30, bad_files(1))  # every epoch counts from 0
 
 
 def test_the_bad_files_of_all_ranks_survive_a_restart() -> None:
