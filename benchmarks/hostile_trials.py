@@ -1503,6 +1503,7 @@ class Kill:
     codes: tuple[int, ...] = (75,)
     overrides: tuple[str, ...] = ()
     continued: bool = False  # it may also be left unharmed: exit code 0
+    reference: str = ""  # the undisturbed run; default: by the number of ranks
 
 
 TERM, INT, KILL, USR1, HUP, QUIT = (
@@ -1647,7 +1648,7 @@ def _resumes_as_whole(folder: Path, command: list[str], kill: Kill) -> str | Non
     again = in_process(command, folder, {}, 90)
     if again.code != 0:
         return f"cannot be resumed, exit code {again.code}: {again.message[-300:]}"
-    reference = Fixture.path / ("runs/whole" if kill.ranks == 1 else "runs/two_ranks")
+    reference = Fixture.path / (kill.reference or ("runs/whole" if kill.ranks == 1 else "runs/two_ranks"))
     expected, found = losses(reference), losses(folder / RUN)
     different = sorted(step for step in expected | found if expected.get(step) != found.get(step))
     if different:
@@ -2661,8 +2662,9 @@ def numbered(number: int) -> dict[str, Any]:
 ALL: list[Trial] = []
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(make: Callable[[], list[Trial]] = trials, about: str | None = __doc__) -> None:
+    """Run the trials that `make` returns; it is called when there is a fixture."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=CLASSES, action="append", help="this class; may be repeated")
     parser.add_argument("--match", default="", help="only trials whose name has this pattern")
     parser.add_argument("--jobs", type=int, default=2)
@@ -2685,7 +2687,7 @@ def main() -> None:
             make_fixture(Fixture.path)
         ALL.extend(
             trial
-            for trial in trials()
+            for trial in make()
             if trial.group in (options.only or CLASSES) and re.search(options.match, trial.name)
         )
         results = []

@@ -18,6 +18,7 @@ from tests.integration.runs import arguments, losses, run_here
 
 QUIET = "trainer.enable_progress_bar=false"
 STEPS_PER_EPOCH = 6
+LHOTSE = ("model.train_ds.use_lhotse=true", "model.train_ds.use_bucketing=false")
 
 
 def train(corpus: Path, folder: Path, name: str, *more: str) -> Path:
@@ -63,10 +64,14 @@ def count_validation_batches(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         (["limit_train_batches=0.5", "val_check_interval=1.0"], [3, 6, 9, 12]),
         (["max_steps=8"], [6]),
         (["max_epochs=1", "max_steps=-1"], [6]),
+        ([*LHOTSE, "val_check_interval=1000"], [6, 12]),  # an epoch of unknown length is validated at its end
+        ([*LHOTSE, "val_check_interval=4"], [4, 6, 10, 12]),
+        ([*LHOTSE, "val_check_interval=8", "check_val_every_n_epoch=null"], [6, 8, 12]),
     ],
 )
 def test_validation_comes_when_it_is_due(corpus: Path, tmp_path: Path, options: list[str], at: list[int]) -> None:
-    run = train(corpus, tmp_path, "run", "trainer.max_steps=12", *(f"trainer.{option}" for option in options))
+    given = [option if option.startswith("model.") else f"trainer.{option}" for option in options]
+    run = train(corpus, tmp_path, "run", "trainer.max_steps=12", *given)
     assert validated(run) == at
 
 

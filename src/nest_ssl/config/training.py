@@ -515,13 +515,6 @@ class NestConfig:
             )
         if model.test_ds is not None and model.test_ds.manifest_filepath is not None:
             lines.append("model.test_ds: is not read; pre-training has no test loop. Use model.validation_ds.")
-        interval, every = self.trainer.val_check_interval, self.trainer.check_val_every_n_epoch
-        counts_batches = isinstance(interval, int) and not isinstance(interval, bool) and every is not None
-        if model.train_ds is not None and model.train_ds.use_lhotse and counts_batches and model.validation_ds:
-            lines.append(
-                f"trainer.val_check_interval: lhotse does not tell how long an epoch is; one of fewer than {interval} "
-                f"batches is never validated. Set trainer.check_val_every_n_epoch=null to count across epochs."
-            )
         if (short_block := _block_too_short(model)) is not None:
             lines.append(f"{short_block} Only neighbouring blocks do so together.")
         return lines
