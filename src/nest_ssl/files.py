@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -13,17 +15,21 @@ SHARDS_INDEX, SHARDS_REST = ".metadata", "rest.pt"
 """A checkpoint of sharded weights (`trainer.strategy=fsdp`) is a folder of shards, with torch's index of the tensors in
 them, and a file with the rest."""
 
+READER_S = 2.0
+"""How long a pipe may have no reader."""
+
 
 @contextlib.contextmanager
 def replacing(path: str | Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
     """Open a file that replaces `path` at the end: a temporary file next to it, synced, then renamed.
 
     Whatever goes wrong before that, even a kill, leaves `path` as it was. Without `sync` this holds except for a power
-    cut: for many small files that are easily made again. A pipe or a device (/dev/stdout) is written to directly.
+    cut: for many small files that are easily made again. A pipe or a device (/dev/stdout) is written to directly; a
+    pipe that nobody reads is an error.
     """
     path = Path(path)
     if path.exists() and not path.is_file():
-        with path.open("wb") as file:
+        with open(path, "wb", opener=_open_at_once) as file:
             yield file
         return
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
@@ -37,6 +43,23 @@ def replacing(path: str | Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a pipe whose reader comes soon, instead of waiting for one forever."""
+    until = time.monotonic() + READER_S
+    while True:
+        try:
+            descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+        except OSError as error:
+            if error.errno != errno.ENXIO:
+                raise
+            if time.monotonic() > until:
+                raise OSError(errno.ENXIO, "a pipe that nobody reads", path) from error
+            time.sleep(0.05)
+        else:
+            os.set_blocking(descriptor, True)
+            return descriptor
 
 
 def make_folder(path: Path) -> None:

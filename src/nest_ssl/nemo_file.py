@@ -34,10 +34,16 @@ log = logging.getLogger(__name__)
 
 CONFIG_NAME, WEIGHTS_NAME = "model_config.yaml", "model_weights.ckpt"
 
+CONFIG_CHECKSUM = "NESTSSL.crc32"
+"""Of the configuration, next to it in the tar file; NeMo writes none and ignores it."""
+
 MAX_CONFIG_BYTES = 2**20  # NeMo's have 6 to 60 KB; yaml parses 170 KB per second
 MAX_WEIGHTS_BYTES = 64 * 2**30
 MAX_EXPANSION = 200  # more is a zip bomb: compression shrinks float32 weights by a tenth
 MAX_MEMBERS = 10_000
+ENCRYPTED = 1  # zip's flag
+BEFORE_ZIP = pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2)
+"""What torch's files began with before they were zip archives."""
 
 
 class CheckpointError(ValueError):
@@ -81,6 +87,8 @@ def write_nemo(path: str | Path, config: Mapping[str, Any], weights: Mapping[str
         for name, data in ((CONFIG_NAME, text), (WEIGHTS_NAME, buffer.getbuffer())):
             info = tarfile.TarInfo(f"./{name}")
             info.size, info.mode = len(data), 0o644
+            if name == CONFIG_NAME:  # the weights have checksums of their own
+                info.pax_headers = {CONFIG_CHECKSUM: f"{zlib.crc32(data):08x}"}
             archive.addfile(info, io.BytesIO(data))
 
 
@@ -163,9 +171,11 @@ def check_values(weights: Mapping[str, Tensor], own: Mapping[str, Tensor], where
         if own[name].is_floating_point() and not value.is_floating_point():
             bad.append(f"{name}: {str(value.dtype).removeprefix('torch.')} in the file, floating-point in the model")
         elif value.is_floating_point():
-            finite = (value.float() if value.dtype.itemsize == 1 else value).isfinite()  # float8 has no isfinite
+            finite = value.to(own[name].dtype).isfinite()  # as the model will have it: float64 may be too large
             if not finite.all():
                 bad.append(f"{name}: {int((~finite).sum()):,} of {finite.numel():,} values are NaN or infinite")
+            elif name.endswith("running_var") and (value < 0).any():
+                bad.append(f"{name}: variances are negative")
     if bad:
         raise CheckpointError(
             f"{where}: {len(bad)} of {len(weights)} parameters cannot be used; training may have diverged before it "
@@ -173,7 +183,16 @@ def check_values(weights: Mapping[str, Tensor], own: Mapping[str, Tensor], where
         )
 
 
-def _listing(lines: list[str], most: int = 8) -> str:
+def check_features(weights: Mapping[str, Tensor], own: Mapping[str, Tensor], where: str) -> None:
+    """Refuse another window or other mel filters than those of the configuration, which `own` has."""
+    for name in weights.keys() & own.keys():
+        if name.endswith(("featurizer.fb", "featurizer.window")) and not torch.allclose(
+            weights[name].cpu().float(), own[name].cpu(), rtol=1e-3, atol=1e-5
+        ):
+            raise CheckpointError(f"{where}: its {name} is not that of its configuration (model.preprocessor).")
+
+
+def _listing(lines: list[str], most: int = 6) -> str:
     more = [f"… and {len(lines) - most} more"] if len(lines) > most else []
     return "\n".join(f"  {line}" for line in lines[:most] + more)
 
@@ -193,8 +212,14 @@ def one_line(error: BaseException, most: int = 300) -> str:
 
 def read_weights(file: IO[bytes], name: str, map_location: Any = "cpu") -> Any:
     """`torch.load` for tensors and plain containers only, after checking size and checksums of its zip."""
-    if zipfile.is_zipfile(file):  # torch wrote no zip before version 1.6, and such a file has no checksum
+    if zipfile.is_zipfile(file):
         check_archive(file, name)
+    file.seek(0)
+    if file.read(len(BEFORE_ZIP)) == BEFORE_ZIP:
+        raise CheckpointError(
+            f"{name}: is in torch's form from before version 1.6, which has no checksums. Load it with torch and save "
+            "it again."
+        )
     file.seek(0)
     return torch.load(file, map_location=map_location, weights_only=True)
 
@@ -211,6 +236,10 @@ def check_archive(file: IO[bytes], name: str) -> None:
             packed = sum(entry.compress_size for entry in archive.infolist())
             if unpacked > MAX_WEIGHTS_BYTES or unpacked > MAX_EXPANSION * max(packed, 1):
                 raise CheckpointError(f"{name}: would unpack to {unpacked:,} bytes; refused.")
+            if len(set(archive.namelist())) < len(archive.namelist()):
+                raise CheckpointError(f"{name}: is damaged: a part of it is there twice. Use another copy of it.")
+            if any(entry.flag_bits & ENCRYPTED for entry in archive.infolist()):
+                raise CheckpointError(f"{name}: is encrypted, or damaged.")
             bad = archive.testzip()
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{name}: is damaged: {one_line(error)}. Use another copy of it.") from error
@@ -244,10 +273,15 @@ def _read_config(path: Path, archive: tarfile.TarFile, member: tarfile.TarInfo) 
         raise CheckpointError(f"{path}: its {CONFIG_NAME} has {member.size:,} bytes; refused.")
     file = archive.extractfile(member)
     assert file is not None
-    text = file.read()
-    refuse_resolvers(text.decode(errors="replace"), f"{path}: its {CONFIG_NAME}")
+    data = file.read()
+    if member.pax_headers.get(CONFIG_CHECKSUM) not in (None, f"{zlib.crc32(data):08x}"):
+        raise CheckpointError(f"{path}: is damaged: its {CONFIG_NAME} fails its checksum. Use another copy of it.")
     try:
+        text = data.decode()  # yaml would also take UTF-16, and find resolvers in it that were not looked for
+        refuse_resolvers(text, f"{path}: its {CONFIG_NAME}")
         config = yaml.load(text, Loader=_NoAliasLoader)
+    except CheckpointError:
+        raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date such as 2001-99-99
         raise CheckpointError(f"{path}: its {CONFIG_NAME} is not valid yaml: {one_line(error)}") from error
     if not isinstance(config, dict):

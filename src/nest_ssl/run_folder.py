@@ -10,7 +10,7 @@ import csv
 import io
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,7 +98,7 @@ class RunFolder:
 
     def check_kinds(self) -> None:
         """Refuse what stands where the run keeps a file or folder: it could not be written, or would block."""
-        for path in (self.lock, self.saved, self.hparams, self.commit):
+        for path in (self.lock, self.saved, self.hparams, self.commit, self.report):
             if path.exists() and not path.is_file():
                 what = "a folder" if path.is_dir() else "not a regular file"
                 raise ValueError(f"{path}: is {what}, and the run needs a file there. Move it away or delete it.")
@@ -329,7 +329,7 @@ def read_columns(path: Path) -> list[str]:
     if not path.is_file():
         return []
     with path.open(newline="", errors="replace") as file:
-        columns = next(csv.reader(file), [])
+        columns = next(csv.reader(_sound_lines(file)), [])
     return columns if "step" in columns else []  # without a header its rows mean nothing
 
 
@@ -338,7 +338,12 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     if not path.is_file():
         return []
     with path.open(newline="", errors="replace") as file:
-        return list(csv.DictReader(file, restval=""))
+        return list(csv.DictReader(_sound_lines(file), restval=""))
+
+
+def _sound_lines(file: Iterable[str]) -> Iterator[str]:
+    """The lines that csv can read: none of this program's is longer."""
+    return (line for line in file if len(line) < csv.field_size_limit())
 
 
 def forget_after(path: Path, step: int) -> None:

@@ -50,6 +50,13 @@ def test_a_folder_that_does_not_exist_is_an_error_of_the_system(tmp_path: Path) 
         replace_text(tmp_path / "no" / "a.txt", "")
 
 
+def test_a_pipe_that_nobody_reads_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nest_ssl.files.READER_S", 0.1)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="a pipe that nobody reads"):
+        replace_text(tmp_path / "pipe", "text")
+
+
 def test_a_pipe_is_written_to_and_stays_a_pipe(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

@@ -113,6 +113,23 @@ def test_a_yaml_that_expands_without_limit_is_refused(tmp_path: Path, good: dict
         load(path)
 
 
+def test_a_configuration_that_was_changed_is_noticed(tmp_path: Path) -> None:
+    """A digit that changes makes other features, and nothing else would show it."""
+    path = tmp_path / "model.nemo"
+    tiny_model().save_to(path)
+    load(path)
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"preemph: 0.97", b"preemph: 0.96"))
+    with pytest.raises(CheckpointError, match=r"model\.nemo: is damaged: its model_config\.yaml fails its checksum"):
+        load(path)
+
+
+def test_a_configuration_in_utf_16_is_refused(tmp_path: Path, good: dict[str, bytes]) -> None:
+    text = (good[CONFIG_NAME].decode() + "\nx: ${oc.env:HOME}\n").encode("utf-16")
+    with pytest.raises(CheckpointError, match=r"model\.nemo: its model_config\.yaml is not valid yaml: 'utf-8' codec"):
+        load(archive(tmp_path / "model.nemo", {**good, CONFIG_NAME: text}))
+
+
 def test_weights_that_contain_code_are_refused(tmp_path: Path, good: dict[str, bytes]) -> None:
     marker = tmp_path / "ran"
 

@@ -270,8 +270,23 @@ def test_a_log_without_a_header_does_not_prevent_a_resume(tmp_path: Path) -> Non
     assert [(row["step"], row["train_loss"]) for row in read_rows(path)] == [("4", "4.0")]
 
 
-def test_a_log_that_cannot_be_read_does_not_prevent_a_resume(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_line_that_is_too_long_for_a_log_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
-    path.write_text("step,time,x\r\n1,2," + "9" * 200_000 + "\r\n")  # longer than the csv module reads
+    path.write_text("step,time,x\r\n0,1,7\r\n1,2," + "9" * 200_000 + "\r\n")  # longer than the csv module reads
+    assert [row["x"] for row in read_rows(path)] == ["7"]
     forget_after(path, 1)
-    assert "metrics.csv: cannot be read" in caplog.text
+    MetricsWriter(path).write({"x": 8}, 1)
+    assert [row["x"] for row in read_rows(path)] == ["7", "8"]
+
+
+def test_a_log_that_cannot_be_read_does_not_prevent_a_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError("Input/output error")
+
+    path = tmp_path / "metrics.csv"
+    path.write_text("step,time,x\r\n")
+    monkeypatch.setattr(Path, "open", fail)
+    forget_after(path, 1)
+    assert "metrics.csv: cannot be read (Input/output error)" in caplog.text

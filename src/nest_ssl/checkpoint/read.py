@@ -28,6 +28,7 @@ from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel, EncDecMaskedTokenP
 from nest_ssl.nemo_file import (
     CheckpointError,
     NemoFile,
+    check_features,
     check_fit,
     check_is_file,
     check_weights,
@@ -112,6 +113,7 @@ def load(path: str | Path, map_location: Any = "cpu", strict: bool = True) -> En
     kind, cfg = model_class(path, content.config), checkpoint_config(path, content.config)
     check_fit(model_without_storage(path, kind, cfg), content.weights, str(path), strict=strict)
     model = kind(cfg)
+    check_features(content.weights, model.state_dict(), str(path))
     model.load_state_dict(content.weights, strict=False)
     return model.to(next(iter(content.weights.values())).device).eval()
 
@@ -143,6 +145,7 @@ def read_checkpoint(path: Path, map_location: Any = "cpu") -> NemoFile:
 def fill(model: torch.nn.Module, weights: dict[str, Tensor], where: str, *, strict: bool = True) -> None:
     """Copy `weights` into `model`; an error lists what does not fit."""
     check_fit(model, weights, where, strict=strict)
+    check_features(weights, model.state_dict(), where)
     model.load_state_dict(weights, strict=False)
 
 
@@ -202,7 +205,7 @@ def _read_safetensors(path: Path, map_location: Any = "cpu") -> NemoFile:
             text = metadata.get(CONFIG_KEY)
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         config = json.loads(text) if text else None
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not a readable .safetensors file: {one_line(error)}") from error
     if not isinstance(config, dict):
         raise CheckpointError(

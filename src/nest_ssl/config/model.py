@@ -219,6 +219,14 @@ class LossConfig:
         check_ranges("loss", self)
 
 
+def same_rate(key: str, rate: int, of_model: int) -> None:
+    if rate != of_model:
+        raise ValueError(
+            f"{key}: {rate} Hz is not model.sample_rate, {of_model} Hz. Audio is resampled to one rate: set "
+            "model.sample_rate alone."
+        )
+
+
 @dataclass
 class ModelConfig:
     """Everything under `model:`."""
@@ -257,6 +265,7 @@ class ModelConfig:
             self.compile = "on" if self.compile else "off"
         one_of("model.compile", self.compile, COMPILE_MODES)
         check_ranges("model", self)
+        same_rate("model.preprocessor.sample_rate", self.preprocessor.sample_rate, self.sample_rate)
         self._check_size()
         self._agree("encoder.feat_in", self.encoder.feat_in, "preprocessor.features", self.preprocessor.features)
         out = self.encoder.feat_out if self.encoder.feat_out > 0 else self.encoder.d_model

@@ -25,7 +25,7 @@ from nest_ssl.config.checks import (
     short,
     stays_inside,
 )
-from nest_ssl.config.model import ModelConfig
+from nest_ssl.config.model import ModelConfig, same_rate
 from nest_ssl.config.targets import resolve_target
 
 LIGHTNING = "Bring your own pl.Trainer instead: nest_ssl.lightning, examples/train_lightning.py."
@@ -522,20 +522,9 @@ class NestConfig:
 
 def _check_rates(model: ModelConfig) -> None:
     """Refuse sample rates that differ: features of another rate are other features, and nothing would fail."""
-    rates = {
-        "model.preprocessor.sample_rate": model.preprocessor.sample_rate,
-        **{
-            f"model.{name}.sample_rate": one.sample_rate
-            for name, one in (("train_ds", model.train_ds), ("validation_ds", model.validation_ds))
-            if one is not None
-        },
-    }
-    for key, rate in rates.items():
-        if rate != model.sample_rate:
-            raise ValueError(
-                f"{key}: {rate} Hz is not model.sample_rate, {model.sample_rate} Hz. Audio is resampled to one rate: "
-                f"set model.sample_rate alone."
-            )
+    for name, one in (("train_ds", model.train_ds), ("validation_ds", model.validation_ds)):
+        if one is not None:
+            same_rate(f"model.{name}.sample_rate", one.sample_rate, model.sample_rate)
 
 
 def _check_masks_tokens(model: ModelConfig) -> None:

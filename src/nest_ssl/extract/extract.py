@@ -185,6 +185,8 @@ class _Writer:
             self.pending.popleft().result()
 
     def _write(self, key: str, tensor: torch.Tensor) -> None:
+        if not tensor.isfinite().all():  # audio is checked when it is read
+            raise ValueError("the features are not finite: the model's weights are damaged, or it has diverged.")
         features: Features = np.ascontiguousarray(tensor.numpy(), dtype=self.dtype)
         self.store.write(key, features)
 

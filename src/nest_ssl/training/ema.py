@@ -68,10 +68,6 @@ class Average:
     def state(self) -> dict[str, Any]:
         return {"num_updates": self.num_updates, "last_step": self.last_step}
 
-    def resume(self, state: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
-        self.num_updates, self.last_step = int(state["num_updates"]), int(state["last_step"])
-        self.copy(weights)
-
     @torch.no_grad()
     def copy(self, weights: Mapping[str, Tensor]) -> None:
         """Let `weights` be the average."""

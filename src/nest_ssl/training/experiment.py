@@ -98,7 +98,7 @@ def created(folder: RunFolder, cfg: NestConfig) -> Iterator[None]:
     try:
         for path in (folder.path, folder.checkpoints):
             path.mkdir(parents=True, exist_ok=True)
-        lock = folder.lock.open("a+")
+        lock = folder.lock.open("a+", encoding="utf-8", errors="replace")
     except OSError as error:
         raise _cannot_be_written(folder, error) from error
     with lock:  # closed only at the end: the system releases it, however this process ends

@@ -24,21 +24,27 @@ first edition had Lightning's `loops` and `callbacks` in place of `progress`; `f
 from __future__ import annotations
 
 import logging
+import math
 import pickle
+import sys
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from nest_ssl._version import __version__
 from nest_ssl.config.checks import short
 from nest_ssl.nemo_file import (
     CheckpointError,
     check_archive,
+    check_features,
     check_fit,
     check_is_file,
     check_weights,
@@ -48,6 +54,7 @@ from nest_ssl.nemo_file import (
     read_rest,
 )
 from nest_ssl.training.metrics import EpochMeans
+from nest_ssl.training.optimizers import OPTIMIZER_CLASSES
 from nest_ssl.training.sharding import (
     load_optimizer_state,
     load_weights,
@@ -75,8 +82,8 @@ class Memory:
 
     best: dict[str, float] = field(default_factory=dict)
     """Scores of the best checkpoints, by path."""
-    early_stopping: dict[str, Any] | None = None
-    elapsed_s: float = 0.0
+    early_stopping: dict[str, float | None] | None = None
+    elapsed_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     resumed_from: str | None = None
     """The file that `exp_manager.resume_from_checkpoint` named."""
 
@@ -159,21 +166,68 @@ def averaged_weights(trained: Trained) -> dict[str, Tensor]:
     return {name: with_layout(average.weights[name], value) for name, value in trained.model.state_dict().items()}
 
 
-FORM: dict[str, type] = {
-    "global_step": int,
-    "state_dict": dict,
-    "optimizer_states": list,
-    "optimizer_states.0.state": dict,
-    "optimizer_states.0.param_groups": list,
-    "lr_schedulers": list,
-    "data_position.epoch": int,
-    "data_position.batch": int,
-    "data_position.world_size": int,
-    "progress.batches_seen": int,
-    "progress.memory": dict,
-}
-"""What a checkpoint consists of. Numbers are counts."""
-IN_SHARDS = [name for name in FORM if name.startswith(("state_dict", "optimizer_states"))]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
+
+
+class _BadData(msgspec.Struct):
+    num_read: Count
+    num_bad: dict[str, Count]
+
+
+class _Position(msgspec.Struct):
+    epoch: Count
+    batch: Count
+    world_size: Annotated[int, msgspec.Meta(ge=1, lt=2**53)]
+    plan_hash: str | None = None
+    bad_data: _BadData | msgspec.UnsetType = msgspec.UNSET
+
+
+class _AverageState(msgspec.Struct):
+    num_updates: Count
+    last_step: int
+
+
+class _Progress(msgspec.Struct):
+    batches_seen: Count
+    memory: Memory
+    epoch_is_over: bool = False
+    validation_is_due: bool = False
+    average: _AverageState | None = None
+    scaler: dict[str, Any] | None = None
+    optimizer: str | None = None
+
+
+class _Means(msgspec.Struct):
+    epoch: int
+    sums: dict[str, Tensor]
+    weights: dict[str, Tensor] | msgspec.UnsetType = msgspec.UNSET
+
+
+class _ScheduleState(msgspec.Struct):
+    last_epoch: Count = 0
+    settings: dict[str, Any] = {}
+
+
+class _OptimizerState(msgspec.Struct):
+    state: dict[int, dict[str, Any]]
+    param_groups: list[dict[str, Any]]
+
+
+class _Form(msgspec.Struct, kw_only=True):
+    """What a checkpoint consists of, but for tensors that are in shards."""
+
+    global_step: Count
+    data_position: _Position
+    progress: _Progress
+    lr_schedulers: list[_ScheduleState]
+    hyper_parameters: dict[str, Any] = {}
+    epoch: Count | msgspec.UnsetType = msgspec.UNSET
+    epoch_means: _Means | msgspec.UnsetType = msgspec.UNSET
+
+
+class _WholeForm(_Form, kw_only=True):
+    state_dict: dict[str, Any]
+    optimizer_states: Annotated[list[_OptimizerState], msgspec.Meta(min_length=1)]
 
 
 def examine_checkpoint(path: Path) -> str | None:
@@ -204,11 +258,15 @@ def read_checkpoint(path: Path, device: torch.device | str = "cpu", *, mmap: boo
             content = {**read_rest(path), "shards": path}
         else:
             content = torch.load(path, map_location=device, weights_only=True, mmap=mmap)
+            if mmap:
+                _check_can_be_mapped(path, content)
     except pickle.UnpicklingError:
         content = {}  # NeMo's own types are in it
-    except (RuntimeError, EOFError, OSError) as error:
-        raise CheckpointError(f"{path}: not a readable training checkpoint: {one_line(error)}") from error
-    if "data_position" not in content or "optimizer_states" not in content:
+    except CheckpointError:
+        raise
+    except Exception as error:  # torch's unpickler raises whatever its input makes it stumble over
+        raise CheckpointError(f"{path}: not a readable training checkpoint: {one_line(error)}.") from error
+    if not isinstance(content, dict) or "data_position" not in content or "optimizer_states" not in content:
         raise ValueError(
             f"{path}: cannot be resumed: it contains only weights, or NeMo has written it. Start from its weights with "
             f"'init_from_ptl_ckpt=\"{path}\"' and another exp_manager.name."
@@ -227,27 +285,45 @@ def _from_first_edition(content: dict[str, Any], path: Path) -> dict[str, Any]:
 
 def _check_form(content: Mapping[str, Any]) -> None:
     """Refuse a checkpoint whose parts are not what this program writes."""
-    parts = {name: kind for name, kind in FORM.items() if "shards" not in content or name not in IN_SHARDS}
-    for name, kind in parts.items():
-        value: Any = content
-        for key in name.split("."):
-            if key == "0":
-                value = value[0] if isinstance(value, list) and value else None
-            else:
-                value = value.get(key) if isinstance(value, Mapping) else None
-        is_count = kind is int and type(value) is int and 0 <= value < 2**53
-        if not (is_count if kind is int else isinstance(value, kind)):
-            raise CheckpointError(f"{content['path']}: is damaged: its {name} is {short(repr(value))}.")
-    if content["global_step"] > content["progress"]["batches_seen"]:
-        raise CheckpointError(f"{content['path']}: is damaged: it has more steps than batches.")
-    if content["data_position"]["world_size"] == 0:
-        raise CheckpointError(f"{content['path']}: is damaged: its data_position.world_size is 0.")
+    damaged = f"{content['path']}: is damaged: "
+    try:
+        form = msgspec.convert(content, _Form if "shards" in content else _WholeForm)
+    except (msgspec.ValidationError, AttributeError) as error:  # AttributeError: a tensor where a mapping belongs
+        what, _, where = str(error).replace("`", "").partition(" - at ")
+        raise CheckpointError(f"{damaged}{where.replace('$.', '') or 'a part of it'}: {what.lower()}.") from error
+    if form.global_step > form.progress.batches_seen:
+        raise CheckpointError(f"{damaged}it has more steps than batches.")
+    if "loops" not in content and form.epoch not in (msgspec.UNSET, form.data_position.epoch):
+        raise CheckpointError(f"{damaged}it is in epoch {form.epoch} and in epoch {form.data_position.epoch}.")
+    if any(schedule.last_epoch > form.global_step for schedule in form.lr_schedulers):
+        raise CheckpointError(f"{damaged}its schedule has made more steps than the run.")
+    model_section = form.hyper_parameters.get("cfg")
+    optim = model_section.get("optim") if isinstance(model_section, Mapping) else None
+    if isinstance(optim, Mapping) and optim.get("sched") is not None and not form.lr_schedulers:
+        raise CheckpointError(f"{damaged}its lr_schedulers is empty.")
+
+
+def _check_can_be_mapped(path: Path, content: object) -> None:
+    """Refuse a file whose bytes are not the tensors: packed, in another order, or too few of them.
+
+    Torch maps such a file all the same, and takes what comes after the data for the rest of a tensor.
+    """
+    with zipfile.ZipFile(path) as archive:
+        parts = [entry for entry in archive.infolist() if PurePath(entry.filename).parent.name == "data"]
+        orders = [archive.read(name) for name in archive.namelist() if PurePath(name).name == "byteorder"]
+    storages = [leaf.untyped_storage() for leaf in tree_leaves(content) if isinstance(leaf, Tensor)]
+    needed = {storage.data_ptr(): storage.nbytes() for storage in storages if storage.nbytes()}
+    is_plain = all(entry.compress_type == zipfile.ZIP_STORED for entry in parts)
+    is_plain = is_plain and all(order == sys.byteorder.encode() for order in orders)
+    if not is_plain or sorted(needed.values()) != sorted(entry.file_size for entry in parts if entry.file_size):
+        raise CheckpointError(f"{path}: is damaged: its tensors are not as long as their data. Use another copy of it.")
 
 
 def restore(checkpoint: dict[str, Any], trained: Trained) -> TrainState:
     """Give everything the values of `checkpoint`; where the run was."""
-    model, average, progress = trained.model, trained.average, checkpoint["progress"]
-    before, now = progress.get("optimizer"), type(trained.step.optimizer).__name__
+    model, average = trained.model, trained.average
+    progress, where = msgspec.convert(checkpoint["progress"], _Progress), str(checkpoint.get("path", "the checkpoint"))
+    before, now = progress.optimizer, type(trained.step.optimizer).__name__
     if before is not None and before != now:
         raise ValueError(
             f"model.optim.name: the checkpoint contains the state of {before}, which {now} cannot continue from. Use "
@@ -260,27 +336,31 @@ def restore(checkpoint: dict[str, Any], trained: Trained) -> TrainState:
         _check_tensors(checkpoint, trained)
     load_weights(model, _without_prefix(checkpoint.get("current_model_state", checkpoint["state_dict"])))
     if average is not None:
-        known = progress["average"]
+        known = progress.average
         if known is None:
             log.warning("exp_manager.ema: the checkpoint has no average; it starts from the weights at this step.")
             average.copy(own_weights(model))
         else:
             averaged = _without_prefix(checkpoint["state_dict"])
             layout = model.state_dict()
-            average.resume(known, {name: part_of(value, layout[name]) for name, value in averaged.items()})
+            average.num_updates, average.last_step = known.num_updates, known.last_step
+            average.copy({name: part_of(value, layout[name]) for name, value in averaged.items()})
     load_optimizer_state(trained.step.optimizer, checkpoint["optimizer_states"][0])
     schedule, scaler = trained.step.schedule, trained.step.scaler
     if schedule is not None and checkpoint["lr_schedulers"]:
-        schedule.load_state_dict(checkpoint["lr_schedulers"][0])
-    if scaler is not None and progress["scaler"] is not None:
-        scaler.load_state_dict(progress["scaler"])
+        try:
+            schedule.load_state_dict(checkpoint["lr_schedulers"][0])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(f"{where}: is damaged: its lr_schedulers: {one_line(error)}.") from error
+    if scaler is not None and progress.scaler is not None:
+        scaler.load_state_dict(progress.scaler)
     state = TrainState(
         step=int(checkpoint["global_step"]),
         epoch=int(checkpoint["data_position"]["epoch"]),
-        batches_seen=int(progress["batches_seen"]),
-        epoch_is_over=bool(progress["epoch_is_over"]),
-        validation_is_due=bool(progress["validation_is_due"]),
-        memory=Memory(**progress["memory"]),
+        batches_seen=progress.batches_seen,
+        epoch_is_over=progress.epoch_is_over,
+        validation_is_due=progress.validation_is_due,
+        memory=progress.memory,
     )
     if "epoch_means" in checkpoint:
         state.means.resume(checkpoint["epoch_means"])
@@ -303,17 +383,70 @@ def _check_tensors(checkpoint: Mapping[str, Any], trained: Trained) -> None:
                     f"{error}\nA run continues with the model that it began with. For another one start a run under "
                     "another exp_manager.name; init_from_ptl_ckpt gives it the weights that fit."
                 ) from error
-    parameters = optimized(trained.step.optimizer)
-    for number, moments in checkpoint["optimizer_states"][0]["state"].items():
+            _check_kinds(weights, trained.model.state_dict(), where)
+    most_steps = checkpoint.get("global_step", math.inf)
+    _check_optimizer_state(checkpoint["optimizer_states"][0], trained.step.optimizer, where, most_steps)
+
+
+def _check_kinds(weights: Mapping[str, Tensor], own: Mapping[str, Tensor], where: str) -> None:
+    """Refuse weights that were rounded, and features other than those of the configuration."""
+    for name, value in weights.items():
+        if value.dtype != own[name].dtype:
+            kinds = [str(tensor.dtype).removeprefix("torch.") for tensor in (value, own[name])]
+            raise CheckpointError(f"{where}: its {name} is {kinds[0]}, not {kinds[1]}. Use an earlier checkpoint.")
+    try:
+        check_features(weights, own, where)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{error} A run continues with the features that it began with; for others start a run under another "
+            "exp_manager.name."
+        ) from error
+
+
+SQUARES = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "exp_inf", "acc_delta", "step")
+"""What an optimizer keeps that is never negative."""
+
+
+def _check_optimizer_state(
+    saved: Mapping[str, Any], optimizer: Optimizer, where: str, most_steps: float = math.inf
+) -> None:
+    """Refuse moments that are not those of the parameters: a fused kernel trusts their shapes."""
+    use = "Use an earlier checkpoint."
+    parameters, own = optimized(optimizer), optimizer.state_dict()["param_groups"]
+    if [group.get("params") for group in saved["param_groups"]] != [group["params"] for group in own]:
+        raise CheckpointError(f"{where}: its optimizer numbers the parameters otherwise. {use}")
+    states: Mapping[int, Mapping[str, Any]] = saved["state"]
+    if states and states.keys() != set(range(len(parameters))):
+        raise CheckpointError(
+            f"{where}: its optimizer has the state of {len(states)} of {len(parameters)} weights. {use}"
+        )
+    is_torchs = type(optimizer) in OPTIMIZER_CLASSES.values()
+    for number, moments in states.items():
+        if moments.keys() != states[0].keys():
+            raise CheckpointError(f"{where}: its optimizer's state of parameter {number} is incomplete. {use}")
         for kind, value in moments.items():
-            if not isinstance(value, Tensor) or value.ndim == 0:
-                continue
-            fits = number in range(len(parameters)) and value.shape == parameters[number].shape
-            if not (fits and value.is_floating_point() and value.isfinite().all()):
+            if kind == "step" and isinstance(value, (int, float, Tensor)) and value > most_steps:
+                raise CheckpointError(f"{where}: its optimizer has made more steps than the run. {use}")
+            if not _is_moment(kind, value, parameters[number] if is_torchs else None):
+                is_tensor = isinstance(value, Tensor)
+                shown = f"{value.dtype} {list(value.shape)}" if is_tensor else short(repr(value))
                 raise CheckpointError(
                     f"{where}: the optimizer's {kind} of parameter {number} is not finite, or not that parameter's "
-                    f"({str(value.dtype).removeprefix('torch.')} {list(value.shape)}). Use an earlier checkpoint."
+                    f"({shown.removeprefix('torch.')}). {use}"
                 )
+
+
+def _is_moment(kind: str, value: object, parameter: Tensor | None) -> bool:
+    """Whether this can be what an optimizer keeps; where `parameter` is given, of that parameter."""
+    if value is None or isinstance(value, (int, float)):
+        value = torch.tensor(float(value or 0))
+    if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_complex():
+        return False
+    if not value.isfinite().all():
+        return False
+    if kind in SQUARES and (value < 0).any():
+        return False
+    return value.ndim == 0 or parameter is None or (value.shape, value.dtype) == (parameter.shape, parameter.dtype)
 
 
 def _place_in_epoch(position: Mapping[str, Any], trained: Trained, state: TrainState) -> int:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,42 @@ def test_a_file_that_exists_comes_before_the_hub(tmp_path: Path, monkeypatch: py
     (tmp_path / "someone").mkdir()
     (tmp_path / "someone" / "nest").write_bytes(b"")
     assert checkpoint_path("someone/nest") == Path("someone/nest")
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "named"),
+    [
+        ("encoder.layers.0.norm_out.weight", lambda x: x.double() + 1e300, "32 of 32 values are NaN or infinite"),
+        ("encoder.layers.0.conv.batch_norm.running_var", lambda x: x - 2, "variances are negative"),
+        ("preprocessor.featurizer.fb", lambda x: x + 1, "not that of its configuration"),
+        ("preprocessor.featurizer.window", lambda x: x * 0, "not that of its configuration"),
+    ],
+)
+def test_weights_that_would_only_fail_in_use_are_refused(
+    tmp_path: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor], named: str
+) -> None:
+    weights = dict(tiny_model().state_dict())
+    weights[name] = change(weights[name])
+    torch.save({"state_dict": weights, "hyper_parameters": model_section()}, tmp_path / "x.ckpt")
+    with pytest.raises(CheckpointError, match=rf"(?s)x\.ckpt: .*{name}.*{named}"):
+        load(tmp_path / "x.ckpt")
+
+
+def test_a_model_with_two_sample_rates_is_refused(tmp_path: Path) -> None:
+    section = model_section()
+    section["sample_rate"] = 8000
+    torch.save({"state_dict": tiny_model().state_dict(), "hyper_parameters": section}, tmp_path / "x.ckpt")
+    with pytest.raises(
+        CheckpointError, match=r"x\.ckpt: .*preprocessor\.sample_rate: 16000 Hz is not model\.sample_rate"
+    ):
+        load(tmp_path / "x.ckpt")
+
+
+def test_weights_in_torchs_old_form_are_refused_because_they_have_no_checksum(tmp_path: Path) -> None:
+    content = {"state_dict": tiny_model().state_dict(), "hyper_parameters": model_section()}
+    torch.save(content, tmp_path / "x.ckpt", _use_new_zipfile_serialization=False)
+    with pytest.raises(CheckpointError, match=r"x\.ckpt: is in torch's form from before version 1\.6.*save it again"):
+        load(tmp_path / "x.ckpt")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), torch.int8, torch.bool])

@@ -323,3 +323,12 @@ def test_a_file_that_blocks_is_named(monkeypatch: pytest.MonkeyPatch, capsys: py
         known, bad = measured([Item("/dead/a.wav", 0.0, None, "key")], pool, 60.0, slow)
     assert (len(known), bad) == (1, [])
     assert "'/dead/a.wav': has been read for" in capsys.readouterr().err
+
+
+def test_features_that_are_not_finite_are_an_error_and_not_written(manifest: Path, tmp_path: Path) -> None:
+    model = tiny_model()
+    with torch.no_grad():
+        model.encoder.layers[0].norm_out.weight.fill_(3e38)
+    with pytest.raises(ValueError, match="the features are not finite: the model's weights are damaged"):
+        extract_features(FeatureExtractor(model, device="cpu"), manifest, tmp_path / "out", ExtractOptions())
+    assert not list((tmp_path / "out").rglob("*.npy"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import re
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -91,22 +92,35 @@ def test_a_run_continues_from_the_newest_good_checkpoint(tmp_path: Path, damage:
 @pytest.mark.parametrize(
     ("part", "value", "named"),
     [
-        ("global_step", None, "global_step is None"),
-        ("global_step", -1, "global_step is -1"),
+        ("global_step", None, "global_step: expected int, got null"),
+        ("global_step", -1, "global_step: expected int >= 0"),
         ("global_step", 10**12, "more steps than batches"),
-        ("global_step", "six", "global_step is 'six'"),
-        ("global_step", LEFT_OUT, "global_step is None"),
-        ("state_dict", LEFT_OUT, "state_dict is None"),
-        ("state_dict", [1], r"state_dict is \[1\]"),
-        ("lr_schedulers", LEFT_OUT, "lr_schedulers is None"),
-        ("optimizer_states", [], "optimizer_states.0.state is None"),
-        ("optimizer_states", [{"state": "x", "param_groups": []}], "optimizer_states.0.state is 'x'"),
-        ("data_position", {}, "data_position.epoch is None"),
-        ("data_position", [7], "data_position.epoch is None"),
-        ("data_position", {"epoch": 0, "batch": -3, "world_size": 1}, "data_position.batch is -3"),
-        ("data_position", {"epoch": 0, "batch": "2", "world_size": 1}, "data_position.batch is '2'"),
-        ("data_position", {"epoch": 0, "batch": 2, "world_size": 0}, "data_position.world_size is 0"),
-        ("progress", "x", "progress.batches_seen is None"),
+        ("global_step", "six", "global_step: expected int, got str"),
+        ("global_step", LEFT_OUT, "missing required field global_step"),
+        ("state_dict", LEFT_OUT, "missing required field state_dict"),
+        ("state_dict", [1], "state_dict: expected object, got array"),
+        ("state_dict", WEIGHTS, "a part of it: 'tensor' object has no"),
+        ("lr_schedulers", LEFT_OUT, "missing required field lr_schedulers"),
+        ("optimizer_states", [], "optimizer_states: expected array of length >= 1"),
+        (
+            "optimizer_states",
+            [{"state": "x", "param_groups": []}],
+            r"optimizer_states.*state: expected object, got str",
+        ),
+        ("data_position", {}, "data_position: object missing required field epoch"),
+        ("data_position", [7], "data_position: expected object, got array"),
+        ("data_position", {"epoch": 0, "batch": -3, "world_size": 1}, "data_position.batch: expected int >= 0"),
+        ("data_position", {"epoch": 0, "batch": "2", "world_size": 1}, "data_position.batch: expected int, got str"),
+        ("data_position", {"epoch": 0, "batch": 2, "world_size": 0}, "data_position.world_size: expected int >= 1"),
+        ("lr_schedulers", [{"last_epoch": 7}], "its schedule has made more steps than the run"),
+        ("lr_schedulers", [{"last_epoch": None}], "last_epoch: expected int, got null"),
+        ("hyper_parameters", {"cfg": {"optim": {"sched": {"name": "NoamAnnealing"}}}}, "its lr_schedulers is empty"),
+        ("epoch", 9, "it is in epoch 9 and in epoch 1"),
+        ("epoch_means", None, "epoch_means: expected object, got null"),
+        ("epoch_means", {"epoch": 1, "sums": {"x": "y"}}, "epoch_means.sums.*: expected tensor, got str"),
+        ("progress", "x", "progress: expected object, got str"),
+        ("progress", {"batches_seen": 6, "memory": {"best": [1]}}, "progress.memory.best: expected object"),
+        ("progress", {"batches_seen": 6, "memory": {}, "epoch_is_over": "x"}, "epoch_is_over: expected bool, got str"),
     ],
 )
 def test_a_checkpoint_with_an_odd_part_is_passed_over_and_named(
@@ -119,6 +133,34 @@ def test_a_checkpoint_with_an_odd_part_is_passed_over_and_named(
     assert re.search(f"passed over a checkpoint: {last}: is damaged: .*{named}", said[0])
 
 
+def test_a_tensor_whose_data_is_too_short_is_noticed_though_its_checksum_is_right(tmp_path: Path) -> None:
+    """Torch maps the file, and would take what comes after the data for the rest of the tensor."""
+    path = write(tmp_path / "x.ckpt", 1000, state_dict={"w": WEIGHTS, "next": torch.ones(9000)})
+    with zipfile.ZipFile(path) as archive:
+        members = {entry.filename: archive.read(entry) for entry in archive.infolist()}
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in members.items():
+            archive.writestr(name, data[:1] if name.endswith("data/0") else data)
+    with pytest.raises(CheckpointError, match=r"x\.ckpt: is damaged: its tensors are not as long as their data"):
+        examine_checkpoint(path)
+
+
+@pytest.mark.parametrize("trick", ["packed", "other byte order", "twice"])
+def test_an_archive_that_torch_would_map_wrongly_is_refused(tmp_path: Path, trick: str) -> None:
+    path = write(tmp_path / "x.ckpt", 1000)
+    with zipfile.ZipFile(path) as archive:
+        members = [(entry.filename, archive.read(entry)) for entry in archive.infolist()]
+    if trick == "other byte order":
+        members = [(name, b"big" if name.endswith("byteorder") else data) for name, data in members]
+    if trick == "twice":
+        members += [(name, bytes(len(data))) for name, data in members if name.endswith("data/0")]
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED if trick == "packed" else zipfile.ZIP_STORED) as archive:
+        for name, data in members:
+            archive.writestr(name, data)
+    with pytest.raises(CheckpointError, match=r"x\.ckpt: (is damaged|not a readable)"):
+        examine_checkpoint(path)
+
+
 def model_and_checkpoint() -> tuple[Any, dict[str, Any]]:
     """What is trained, and a checkpoint of it as `restore` is given it."""
     torch.manual_seed(0)
@@ -126,7 +168,8 @@ def model_and_checkpoint() -> tuple[Any, dict[str, Any]]:
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.ones(1, 3)).sum().backward()
     optimizer.step()
-    content = {"path": "x.ckpt", "state_dict": model.state_dict(), "optimizer_states": [optimizer.state_dict()]}
+    content = {"path": "x.ckpt", "global_step": 1, "state_dict": model.state_dict()}
+    content["optimizer_states"] = [optimizer.state_dict()]
     return SimpleNamespace(model=model, step=SimpleNamespace(optimizer=optimizer)), copy.deepcopy(content)
 
 
@@ -145,6 +188,40 @@ def test_tensors_of_another_kind_or_shape_are_refused_before_anything_is_loaded(
         bad["optimizer_states"][0]["state"][0]["exp_avg"] = wrong
         with pytest.raises(CheckpointError, match=r"x\.ckpt: the optimizer's exp_avg of parameter 0 is not"):
             _check_tensors(bad, trained)
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (lambda saved: saved["param_groups"].clear(), "its optimizer numbers the parameters otherwise"),
+        (lambda saved: saved["param_groups"][0]["params"].reverse(), "its optimizer numbers the parameters otherwise"),
+        (lambda saved: saved["state"].pop(1), "its optimizer has the state of 1 of 2 weights"),
+        (lambda saved: saved["state"][1].pop("exp_avg_sq"), "its optimizer's state of parameter 1 is incomplete"),
+        (lambda saved: saved["state"][0]["exp_avg_sq"].sub_(1), "exp_avg_sq of parameter 0 is not"),
+        (lambda saved: saved["state"][0]["step"].fill_(-5), "step of parameter 0 is not"),
+        (lambda saved: saved["state"][0].update(step="six"), "step of parameter 0 is not .*'six'"),
+        (lambda saved: saved["state"][0]["step"].fill_(2), "its optimizer has made more steps than the run"),
+        (lambda saved: saved["state"][0].update(exp_avg=torch.zeros(2, 3).bfloat16()), r"bfloat16 \[2, 3\]"),
+        (
+            lambda saved: saved["state"][0].update(exp_avg=torch.zeros(2, 3).to_sparse()),
+            "exp_avg of parameter 0 is not",
+        ),
+    ],
+)
+def test_an_optimizer_state_that_is_not_of_these_parameters_is_refused(
+    damage: Callable[[dict[str, Any]], object], named: str
+) -> None:
+    trained, bad = model_and_checkpoint()
+    damage(bad["optimizer_states"][0])
+    with pytest.raises(CheckpointError, match=rf"x\.ckpt: .*{named}"):
+        _check_tensors(bad, trained)
+
+
+def test_weights_that_were_rounded_are_not_resumed() -> None:
+    trained, bad = model_and_checkpoint()
+    bad["state_dict"]["weight"] = bad["state_dict"]["weight"].bfloat16()
+    with pytest.raises(CheckpointError, match=r"x\.ckpt: its weight is bfloat16, not float32"):
+        _check_tensors(bad, trained)
 
 
 def test_another_architecture_is_refused_with_a_few_names_and_the_way_out() -> None:
@@ -198,4 +275,4 @@ def test_the_state_of_another_optimizer_is_refused() -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=1.0)
     trained: Any = SimpleNamespace(model=None, average=None, step=SimpleNamespace(optimizer=optimizer))
     with pytest.raises(ValueError, match=r"model\.optim\.name: the checkpoint contains the state of AdamW, which SGD"):
-        restore({"progress": {"optimizer": "AdamW"}}, trained)
+        restore({"progress": {"batches_seen": 6, "memory": {}, "optimizer": "AdamW"}}, trained)

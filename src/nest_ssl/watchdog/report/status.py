@@ -121,8 +121,14 @@ def explain_run(run_dir: Path) -> RunState:
     """Return the state of the run in `run_dir`; ValueError if that is not a run folder."""
     if not (run_dir / HPARAMS).is_file() and not (run_dir / WATCHDOG).is_dir():
         raise ValueError(f"{run_dir}: not a run folder: it contains neither hparams.yaml nor watchdog/.")
-    statuses = [json.loads(path.read_text()) for path in sorted((run_dir / WATCHDOG).glob("node*.json"))]
-    nodes = [_node(status) for status in _of_newest_start(statuses)]
+    found = [path for path in sorted((run_dir / WATCHDOG).glob("node*.json")) if path.is_file()]
+    try:
+        nodes = [_node(status) for status in _of_newest_start([json.loads(path.read_text()) for path in found])]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{run_dir / WATCHDOG}: one of {', '.join(path.name for path in found)} is damaged. Delete it; a monitor "
+            "writes a new one."
+        ) from error
     return RunState(run_dir, nodes, read_incidents(run_dir), RunFolder.open(run_dir).newest_checkpoint())
 
 

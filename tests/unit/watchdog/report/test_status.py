@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,19 @@ def preempted(tmp_path: Path) -> Path:
 def test_both_nodes_of_a_start_are_read(preempted: Path) -> None:
     assert ranks_read(preempted) == [0, 1]
     assert explain_run(preempted).verdict == "stopped as asked, resumable"
+
+
+@pytest.mark.parametrize("text", ["[1]", "{", '{"settings": 3}', '{"settings": {"node": "x"}, "time": 0}'])
+def test_a_damaged_status_is_named(preempted: Path, text: str) -> None:
+    (preempted / "watchdog" / "node1.json").write_text(text)
+    with pytest.raises(ValueError, match=r"watchdog: one of node0\.json, node1\.json is damaged\. Delete it"):
+        explain_run(preempted)
+
+
+def test_a_pipe_in_place_of_a_status_is_passed_over(preempted: Path) -> None:
+    (preempted / "watchdog" / "node1.json").unlink()
+    os.mkfifo(preempted / "watchdog" / "node1.json")
+    assert ranks_read(preempted) == [0]
 
 
 def test_a_run_that_resumes_on_fewer_nodes_and_finishes_is_finished(preempted: Path) -> None:
