@@ -37,6 +37,9 @@ CONFIG_NAME, WEIGHTS_NAME = "model_config.yaml", "model_weights.ckpt"
 CONFIG_CHECKSUM = "NESTSSL.crc32"
 """Of the configuration, next to it in the tar file; NeMo writes none and ignores it."""
 
+GIVEN = ("featurizer.fb", "featurizer.window")
+"""Names, or their ends, of what is saved with the weights although the configuration decides it."""
+
 MAX_CONFIG_BYTES = 2**20  # NeMo's have 6 to 60 KB; yaml parses 170 KB per second
 MAX_WEIGHTS_BYTES = 64 * 2**30
 MAX_EXPANSION = 200  # more is a zip bomb: compression shrinks float32 weights by a tenth
@@ -186,7 +189,7 @@ def check_values(weights: Mapping[str, Tensor], own: Mapping[str, Tensor], where
 def check_features(weights: Mapping[str, Tensor], own: Mapping[str, Tensor], where: str) -> None:
     """Refuse another window or other mel filters than those of the configuration, which `own` has."""
     for name in weights.keys() & own.keys():
-        if name.endswith(("featurizer.fb", "featurizer.window")) and not torch.allclose(
+        if name.endswith(GIVEN) and not torch.allclose(
             weights[name].cpu().float(), own[name].cpu(), rtol=1e-3, atol=1e-5
         ):
             raise CheckpointError(f"{where}: its {name} is not that of its configuration (model.preprocessor).")

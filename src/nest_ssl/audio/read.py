@@ -102,11 +102,11 @@ def read_audio(
         raise ValueError(f"offset_s {offset_s} and duration_s {duration_s} must not be negative")
     name = _name(source, name)
     samples, file_rate = _decode(source, name, offset_s, duration_s or None, int_values)
+    check_samples(samples, name)  # of all channels: in their mean 1e30 and -1e30 would be silence
     try:
         mono = to_mono(samples, channel_selector)
     except ValueError as error:
         raise AudioError(name, str(error)) from None
-    check_samples(mono, name)
     mono = resample(mono, file_rate, sample_rate)
     return without_silence(mono) if trim_silence else mono
 

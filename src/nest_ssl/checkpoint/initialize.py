@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from nest_ssl.checkpoint.read import hub_file, read_checkpoint
 from nest_ssl.config import NestConfig
-from nest_ssl.nemo_file import CheckpointError, check_values
+from nest_ssl.config.checks import short
+from nest_ssl.nemo_file import GIVEN, CheckpointError, check_values
 from nest_ssl.run_folder import is_checkpoint
 
 log = logging.getLogger(__name__)
@@ -76,8 +77,12 @@ def _sources(key: str, value: Any) -> list[tuple[str, dict[str, Any]]]:
 
 def _initialize(model: nn.Module, key: str, name: str, options: dict[str, Any]) -> Initialized:
     path = _local_path(key, name)
-    weights = read_checkpoint(path).weights
-    include, exclude = _list(options.get("include")), _list(options.get("exclude"))
+    content = read_checkpoint(path)
+    weights, rate = content.weights, content.config.get("sample_rate")
+    own_rate = getattr(getattr(model, "cfg", None), "sample_rate", rate)
+    if rate != own_rate:
+        log.warning("%s: these weights were trained on audio of %s Hz; model.sample_rate is %s.", path, rate, own_rate)
+    include, exclude = (_list(f"{key}: {part}", options.get(part)) for part in ("include", "exclude"))
     own = model.state_dict()
     result = Initialized(str(path), [], [], [], [], [])
     chosen: dict[str, Tensor] = {}
@@ -91,10 +96,12 @@ def _initialize(model: nn.Module, key: str, name: str, options: dict[str, Any]) 
             result.excluded.append(parameter)
         elif own[parameter].shape != value.shape:
             result.other_shape.append(parameter)
+        elif parameter.endswith(GIVEN):
+            result.loaded.append(parameter)  # as the configuration says, not as the file does
         else:
             chosen[parameter] = value
     result.not_in_source = sorted(own.keys() - weights.keys())
-    result.loaded = list(chosen)
+    result.loaded += chosen
     if not chosen:
         raise CheckpointError(f"{key}: nothing in {path} fits the model.\n{describe(result)}")
     check_values(chosen, own, str(path))
@@ -102,8 +109,11 @@ def _initialize(model: nn.Module, key: str, name: str, options: dict[str, Any]) 
     return result
 
 
-def _list(value: Any) -> list[str]:
-    return [value] if isinstance(value, str) else list(value or [])
+def _list(key: str, value: Any) -> list[str]:
+    names = [value] if isinstance(value, str) else value or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{key}: {short(value)} is not a list of names, or of parts of them.")
+    return names
 
 
 def _local_path(key: str, name: str) -> Path:

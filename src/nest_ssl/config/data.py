@@ -117,7 +117,7 @@ class DatasetConfig:
     """Audio is resampled to this rate, in Hz."""
     batch_size: Positive | None = None
     """Utterances per batch and rank; with `batch_duration`, the upper limit."""
-    batch_duration: AboveZero | None = None
+    batch_duration: Annotated[float, Range(1)] | None = None
     """Seconds of audio per batch and rank, padding included; needs `use_bucketing` or `use_lhotse`."""
     quadratic_duration: AboveZero | None = None
     """Count d seconds as d + d² / quadratic_duration in `batch_duration`, because attention grows that way."""
@@ -221,6 +221,9 @@ class DatasetConfig:
         check_ranges("", self)
         for key in ("manifest_filepath", "noise_manifest", "tarred_audio_filepaths"):
             local_paths(key, getattr(self, key))
+        for key in ("noise_manifest", "tarred_audio_filepaths"):
+            if getattr(self, key) in ("", []):
+                raise ValueError(f"{key}: contains no path. Use null for none.")
         if isinstance(self.channel_selector, str):
             one_of("channel_selector", self.channel_selector, ("average",))
         if self.channel_selector == []:
@@ -248,6 +251,8 @@ class DatasetConfig:
     def _check_combinations(self) -> None:
         if self.batch_duration is not None and not (self.use_bucketing or self.use_lhotse):
             raise ValueError("batch_duration: needs 'use_bucketing: true' (or 'use_lhotse: true').")
+        if self.input_cfg is not None and not self.use_lhotse:
+            raise ValueError("input_cfg: needs 'use_lhotse: true'.")
         if self.endless and not self.is_concat:
             raise ValueError("endless: mixes several datasets, so it needs 'is_concat: true'.")
         bins, sizes = self.bucket_duration_bins, self.bucket_batch_size

@@ -122,8 +122,10 @@ class EncoderConfig:
             raise ValueError(f"{where}.subsampling_conv_chunking_factor: {chunking} is not -1, 1 or a power of two.")
         if self.subsampling_conv_channels != -1:
             at_least(f"{where}.subsampling_conv_channels", self.subsampling_conv_channels, 1)
-        if self.reduction is not None or self.reduction_factor != 1:
+        if self.reduction is not None:
             not_supported(f"{where}.reduction", self.reduction, "use null")
+        if self.reduction_factor != 1:
+            not_supported(f"{where}.reduction_factor", self.reduction_factor, "use 1")
         if self.self_attention_model == "rel_pos_local_attn" or self.global_tokens:
             not_supported(f"{where}.self_attention_model", "rel_pos_local_attn", "use rel_pos with att_context_size")
         one_of(f"{where}.self_attention_model", self.self_attention_model, ("rel_pos", "abs_pos"))

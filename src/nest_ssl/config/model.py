@@ -113,7 +113,16 @@ class PreprocessorConfig:
             raise ValueError(f"{where}: give window_stride (seconds) or n_window_stride (samples).")
         at_least(f"{where} window, in samples", self.num_window_samples, 1)
         at_least(f"{where} window stride, in samples", self.num_stride_samples, 1)
-        at_least(f"{where}.n_fft", self.num_fft, self.num_window_samples)
+        if self.num_fft < self.num_window_samples:
+            raise ValueError(
+                f"{where}.n_fft: {self.num_fft} is less than a window, {self.num_window_samples} samples at "
+                f"{where}.sample_rate {self.sample_rate}. Raise it, or set null."
+            )
+        if self.num_stride_samples > self.num_window_samples:
+            raise ValueError(
+                f"{where}.window_stride: {self.num_stride_samples} samples are more than a window, "
+                f"{self.num_window_samples}: audio between two windows would be lost."
+            )
 
     @property
     def num_window_samples(self) -> int:
@@ -144,7 +153,7 @@ class MaskingConfig:
     """Keep the embedding fixed; false: learn it."""
     allow_overlap: bool = False
     """Blocks may overlap."""
-    max_mask_ratio: Share = 0.8
+    max_mask_ratio: Annotated[float, Range(0, 1, above=True)] = 0.8
     """Mask only the first 8 frames of utterances of at most block_size / max_mask_ratio frames."""
 
     def __post_init__(self) -> None:
@@ -267,6 +276,8 @@ class ModelConfig:
         check_ranges("model", self)
         same_rate("model.preprocessor.sample_rate", self.preprocessor.sample_rate, self.sample_rate)
         self._check_size()
+        if self.quantizer.time_ahead:
+            not_supported("model.quantizer.time_ahead", True, "the model's features are (batch, mels, frames)")
         self._agree("encoder.feat_in", self.encoder.feat_in, "preprocessor.features", self.preprocessor.features)
         out = self.encoder.feat_out if self.encoder.feat_out > 0 else self.encoder.d_model
         self._agree("decoder.feat_in", self.decoder.feat_in, "the encoder's output", out)

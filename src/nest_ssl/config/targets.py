@@ -39,12 +39,12 @@ _NEMO = {
 }
 
 _LIGHTNING_STRATEGIES = ("DDPStrategy", "FSDPStrategy", "SingleDeviceStrategy")
-_LIGHTNING_ROOTS = ("lightning.pytorch.strategies", "pytorch_lightning.strategies")
+_LIGHTNING_ROOTS = ("lightning.pytorch.strategies.", "pytorch_lightning.strategies.", "")
 
 TARGETS: dict[str, str] = {
     **{f"{module}.{name}": name for name, module in _OURS.items()},
     **{f"{_NEMO_ASR}.{part}.{name}": name for name, parts in _NEMO.items() for part in parts},
-    **{f"{root}.{name}": name for root in _LIGHTNING_ROOTS for name in _LIGHTNING_STRATEGIES},
+    **{f"{root}{name}": name for root in _LIGHTNING_ROOTS for name in _LIGHTNING_STRATEGIES},
 }
 """Every accepted `_target_` and the name of its class."""
 

@@ -522,9 +522,13 @@ class NestConfig:
 
 def _check_rates(model: ModelConfig) -> None:
     """Refuse sample rates that differ: features of another rate are other features, and nothing would fail."""
-    for name, one in (("train_ds", model.train_ds), ("validation_ds", model.validation_ds)):
-        if one is not None:
+    for name in ("train_ds", "validation_ds", "test_ds"):
+        if (one := getattr(model, name)) is not None:
             same_rate(f"model.{name}.sample_rate", one.sample_rate, model.sample_rate)
+
+
+LEAST_MASK_PROB = 1e-5
+"""One block in a quarter of an hour of audio."""
 
 
 def _check_masks_tokens(model: ModelConfig) -> None:
@@ -532,8 +536,11 @@ def _check_masks_tokens(model: ModelConfig) -> None:
     masking, threshold = model.masking, model.loss.mask_threshold
     if model.quantizer.num_classes < 2:
         raise ValueError("model.num_classes: with 1 code every prediction is right. Use 2 or more (NEST: 8192).")
-    if masking.mask_prob == 0:
-        raise ValueError("model.masking.mask_prob: 0 masks nothing, so there is nothing to predict. Raise it.")
+    if masking.mask_prob < LEAST_MASK_PROB:
+        raise ValueError(
+            f"model.masking.mask_prob: {masking.mask_prob:g} masks next to nothing, so there is nothing to predict. "
+            "Raise it."
+        )
     if threshold >= 1:
         raise ValueError("model.loss.mask_threshold: no token has more than all of its frames masked. Lower it.")
     # Neighbouring blocks can mask a token together. With 0.2 starts per frame that happens often enough to learn from.

@@ -71,9 +71,10 @@ def build_loader(
         plan = build_plan(config, sources, world_size=world_size, seed=seed)
         num_batches = plan.num_batches()
         if num_batches == 0:
+            num, s = sum(map(len, sources)), "" if world_size == 1 else "s"
             raise ValueError(
-                f"batch_size: {sum(map(len, sources))} utterances do not fill one batch on each of {world_size} "
-                f"rank{'' if world_size == 1 else 's'}, so none would be read. Lower it, or set drop_last=false."
+                f"batch_size: {num} utterance{' does' if num == 1 else 's do'} not fill one batch on each of "
+                f"{world_size} rank{s}, so none would be read. Lower it, or set drop_last=false."
             )
         if rank == 0 and any(num_unread for _, num_unread in plan.unread()):
             log.info("%s", describe_unread(plan, sources))

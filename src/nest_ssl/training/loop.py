@@ -200,6 +200,7 @@ class Loop:
         while not self.is_done():
             self._run_epoch()
         self._look_back()
+        self.mask_rate.end(self.state.step)
         self.watch.training_has_ended()
         if self.stop_reason is not None and self.world.is_first:
             log.info("stopped after step %d: %s", self.state.step, self.stop_reason)

@@ -92,23 +92,34 @@ class MaskRate:
 
     MOST_STEPS, MOST_ROWS = 50, 5
     """It ends after this many steps, and logged values, without a masked token."""
+    FEWEST_ROWS = 3
+    """A run of fewer logged values may just have had bad luck."""
 
     def __init__(self) -> None:
         self._since: int | None = None
         self._rows = 0
+        self._masks = False
 
     def look(self, rate: float, step: int) -> None:
         """Take the share of masked tokens that was logged at `step`."""
         if rate > 0 or math.isnan(rate):
-            self._since, self._rows = None, 0
+            self._since, self._rows, self._masks = None, 0, True
             return
         self._since = step if self._since is None else self._since
         self._rows += 1
         if step - self._since >= self.MOST_STEPS and self._rows >= self.MOST_ROWS:
-            raise ValueError(
-                f"step {step}: no token was masked since step {self._since}, so nothing is learned. Raise "
-                f"model.masking.mask_prob or block_size, lower model.loss.mask_threshold, or use longer utterances."
-            )
+            raise self._nothing_is_learned(step)
+
+    def end(self, step: int) -> None:
+        """The run is over after `step` steps: a short one must not pass for a success either."""
+        if not self._masks and self._rows >= self.FEWEST_ROWS:
+            raise self._nothing_is_learned(step)
+
+    def _nothing_is_learned(self, step: int) -> ValueError:
+        return ValueError(
+            f"step {step}: no token was masked since step {self._since}, so nothing is learned. Raise "
+            f"model.masking.mask_prob or block_size, lower model.loss.mask_threshold, or use longer utterances."
+        )
 
 
 @dataclass

@@ -192,6 +192,10 @@ BAD_FILES = {
         encoded(np.array([0.1, -1e30] * 100), format="WAV", subtype="FLOAT"),
         "are not audio",
     ),
+    "far too loud, but not in the mean": (
+        encoded(np.array([[1e30, -1e30]] * 100), format="WAV", subtype="FLOAT"),
+        "are not audio",
+    ),
     "a rate of 1 Hz": (encoded(tone(100), rate=1, format="WAV"), "sample rate 1 Hz"),
     "no channel": (encoded(tone(), format="WAV")[:22] + b"\0\0" + encoded(tone(), format="WAV")[24:], "libsndfile"),
 }

@@ -119,6 +119,26 @@ def test_a_key_that_makes_no_sense_is_one_clear_line(keys: dict[str, Any], words
         init(tiny_model(), **keys)
 
 
+def test_include_must_be_names(nemo: Path) -> None:
+    with pytest.raises(ValueError, match="init_from_nemo_model: include: 3 is not a list of names"):
+        init(tiny_model(), init_from_nemo_model={"a": {"path": str(nemo), "include": 3}})
+
+
+def test_features_stay_those_of_the_configuration_and_another_rate_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    weights = {**tiny_model(seed=SOURCE_SEED).state_dict()}
+    own = weights["preprocessor.featurizer.fb"]
+    weights["preprocessor.featurizer.fb"] = own + 1
+    section = model_section()
+    section["sample_rate"] = section["preprocessor"]["sample_rate"] = 8000
+    torch.save({"state_dict": weights, "hyper_parameters": section}, tmp_path / "x.ckpt")
+    model = tiny_model(seed=OWN_SEED)
+    init(model, init_from_ptl_ckpt=str(tmp_path / "x.ckpt"))
+    assert "were trained on audio of 8000 Hz; model.sample_rate is 16000" in caplog.text
+    assert torch.equal(model.state_dict()["preprocessor.featurizer.fb"], own)
+
+
 def test_nothing_that_fits_is_an_error(nemo: Path) -> None:
     with pytest.raises(CheckpointError, match="nothing in .* fits the model"):
         init(tiny_model(), init_from_nemo_model={"a": {"path": str(nemo), "include": ["no_such_part"]}})

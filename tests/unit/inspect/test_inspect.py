@@ -63,7 +63,7 @@ def test_unusable_files_alone_do_not_crash(speech: Speech) -> None:
 
 def test_one_utterance_is_enough(speech: Speech) -> None:
     found = inspect_lines(speech, [{"audio_filepath": "1.wav", "duration": 1.2}])
-    assert found.batchings[4][0].problem.startswith("batch_size: 1 utterances do not fill one batch")
+    assert found.batchings[4][0].problem.startswith("batch_size: 1 utterance does not fill one batch")
     assert len(found.examples[0].utterances) == 1
 
 

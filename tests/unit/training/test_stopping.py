@@ -87,6 +87,18 @@ def test_the_whole_time_counts_earlier_parts_and_the_time_per_run_does_not() -> 
     assert "max_time_per_run of 0 s is over" in (TimeLimits(None, 0.0).reason() or "")
 
 
+def test_a_short_run_in_which_nothing_was_masked_is_no_success() -> None:
+    lucky, few, none = MaskRate(), MaskRate(), MaskRate()
+    for step, rate in enumerate([0.0, 0.3, 0.0, 0.0, 0.0]):
+        lucky.look(rate, step)
+        none.look(0.0, step)
+    few.look(0.0, 0)
+    lucky.end(5)
+    few.end(1)
+    with pytest.raises(ValueError, match="step 5: no token was masked since step 0, so nothing is learned"):
+        none.end(5)
+
+
 def test_a_run_in_which_nothing_is_masked_ends() -> None:
     rate = MaskRate()
     for step in range(10, 60, 10):

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 PREPARE_HINT = "Run 'nest-ssl prepare {manifest} --output NEW.jsonl' to write a good one."
 TARRED_MANIFEST = re.compile(r"(?:^|[/\\])(?:sharded_manifests[/\\]manifest_\d+\.json|tarred_audio_manifest\.json)$")
+BLANK = b" \t\r\n"
+"""White space in JSON; bytes.strip takes form feeds for white space too."""
 MAX_SECONDS = 1e9
 """30 years: more is no duration, and would overflow what is computed from it."""
 
@@ -79,7 +81,7 @@ def parse_lines(piece: bytes, manifest: str, first_line: int) -> Lines:
         if b"\\u0000" in piece:
             raise ValueError("NUL, which no path contains")
     except (msgspec.MsgspecError, ValueError, RecursionError):  # the slow way finds the line and what is wrong with it
-        numbers = np.array([n for n in numbers if piece[starts[n] : ends[n]].strip()], dtype=np.int64)
+        numbers = np.array([n for n in numbers if piece[starts[n] : ends[n]].strip(BLANK)], dtype=np.int64)
         durations_s = np.array(
             [_checked_duration(piece[starts[n] : ends[n]], manifest, first_line + int(n)) for n in numbers],
             dtype=np.float32,
@@ -93,7 +95,7 @@ def _path(line: Line) -> str | None:
 
 def _filled(piece: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the numbers of the lines that are not blank; those of 20 bytes or more are assumed to be filled."""
-    blank = [n for n in np.flatnonzero(ends - starts < 20) if not piece[starts[n] : ends[n]].strip()]
+    blank = [n for n in np.flatnonzero(ends - starts < 20) if not piece[starts[n] : ends[n]].strip(BLANK)]
     return np.delete(np.arange(len(starts)), blank)
 
 

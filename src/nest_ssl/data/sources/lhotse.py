@@ -12,6 +12,7 @@ lhotse is an optional package (extra `lhotse`), imported when a loader or datase
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -32,6 +33,7 @@ from torch.utils.data import Dataset
 from nest_ssl.audio import AudioError
 from nest_ssl.audio.read import check_regular, check_samples
 from nest_ssl.audio.signal import Samples
+from nest_ssl.config.checks import Range
 from nest_ssl.config.data import AugmentorConfig, DatasetConfig
 from nest_ssl.config.parsing import parse, read_yaml
 from nest_ssl.data.batch.augmentation import build_augmentor
@@ -354,6 +356,16 @@ class _Noted:
     longest_s: float
 
 
+@contextlib.contextmanager
+def _plain_errors() -> Iterator[None]:
+    """Turn what lhotse stumbles over in odd cuts into one line."""
+    try:
+        yield
+    except (TypeError, KeyError, AttributeError, AssertionError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ValueError(f"cuts_path: lhotse cannot read these cuts ({reason}).") from error
+
+
 @cache
 def _noting(sampler: Any) -> Any:
     """Return a class of lhotse's sampler that lists the batches it formed, of all ranks, in `noted`."""
@@ -366,7 +378,8 @@ def _noting(sampler: Any) -> Any:
             return super().__iter__()
 
         def _next_batch(self) -> CutSet:
-            batch = super()._next_batch()
+            with _plain_errors():
+                batch = super()._next_batch()
             self.noted.append(_Noted(len(batch), max(float(cut.duration) for cut in batch)))
             return batch
 
@@ -426,7 +439,8 @@ class LhotseInputs:
 
     def cuts(self, epoch: int) -> CutSet:
         """Return the inputs mixed by weight: endless if there are several, unless `force_finite`."""
-        cut_sets = [given.cuts(epoch) for given in self._inputs]
+        with _plain_errors():
+            cut_sets = [given.cuts(epoch) for given in self._inputs]
         if len(cut_sets) == 1:
             cuts = cut_sets[0]
         else:
@@ -582,6 +596,8 @@ def _checked(entry: dict[str, Any]) -> str:
     if missing or unknown:
         what = f"needs {sorted(missing)}" if missing else f"does not take {sorted(unknown)}"
         raise ValueError(f"input_cfg: type {kind!r} {what}.")
-    if float(entry.get("weight", 1.0)) <= 0:
-        raise ValueError(f"input_cfg: weight {entry['weight']} is not above 0.")
+    try:
+        Range(0, above=True).check("input_cfg: weight", float(entry.get("weight", 1.0)))
+    except TypeError as error:
+        raise ValueError(f"input_cfg: weight: {entry['weight']} is not a number.") from error
     return str(kind)

@@ -124,11 +124,11 @@ class TarShard:
         if place is None:
             raise AudioError(f"{self.path}/{name}", "no such member in the shard")
         offset, size = place
+        num_there = os.fstat(self._file.fileno()).st_size - offset
+        if num_there < size:  # before as much memory is asked for
+            raise AudioError(f"{self.path}/{name}", f"the shard ends after {max(num_there, 0)} of {size} bytes")
         self._file.seek(offset)
-        data = self._file.read(size)
-        if len(data) < size:
-            raise AudioError(f"{self.path}/{name}", f"the shard ends after {len(data)} of {size} bytes")
-        return data
+        return self._file.read(size)
 
     def close(self) -> None:
         self._file.close()

@@ -61,6 +61,7 @@ def test_marks_carriage_returns_and_blank_lines_do_not_disturb(tmp_path: Path) -
     ("bad", "what"),
     [
         ('{"audio_filepath": "x"\n', "not JSON (Expecting ',' delimiter at column 23)"),
+        ("\x0c\n", "not JSON (Expecting value at column 1)"),
         ('{"duration": 1}\n', "no 'audio_filepath'"),
         ("[1]\n", "a JSON list instead of an object"),
         (line("x", duration=-1), "'duration' is -1, which is negative"),

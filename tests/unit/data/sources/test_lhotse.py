@@ -159,7 +159,9 @@ def test_an_input_that_is_not_understood_is_refused(corpus: Corpus) -> None:
         ({"type": "parquet"}, "type 'parquet' is not one of"),
         ({"type": "nemo"}, r"needs \['manifest_filepath'\]"),
         ({"type": "nemo", "manifest_filepath": "m", "speed": 2}, r"does not take \['speed'\]"),
-        ({"type": "nemo", "manifest_filepath": "m", "weight": 0}, "is not above 0"),
+        ({"type": "nemo", "manifest_filepath": "m", "weight": 0}, "weight: 0.0 is not greater than 0"),
+        ({"type": "nemo", "manifest_filepath": "m", "weight": float("nan")}, "weight: nan is not a finite number"),
+        ({"type": "nemo", "manifest_filepath": "m", "weight": [1]}, "is not a number"),
     ):
         with pytest.raises(ValueError, match=message):
             build_loader(config(corpus, input_cfg=[entry]))

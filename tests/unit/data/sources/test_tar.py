@@ -219,6 +219,16 @@ def test_one_manifest_finds_members_with_equal_stems_in_their_own_shards(tmp_pat
         shard_sizes("spk0/001.wav", "001.wav")
 
 
+def test_a_member_that_claims_more_bytes_than_the_shard_has_is_a_bad_file(tmp_path: Path) -> None:
+    path = tmp_path / "audio_0.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+        info = tarfile.TarInfo("a.wav")
+        info.size, info.pax_headers = 3, {"size": str(1 << 50)}
+        tar.addfile(info, io.BytesIO(b"one"))
+    with pytest.raises(AudioError, match=r"a\.wav: the shard ends after \d+ of 1125899906842624 bytes"):
+        TarShard(str(path)).read("a.wav")
+
+
 def test_what_comes_before_the_end_of_a_truncated_shard_is_read(corpus: Corpus, shards: Path, tmp_path: Path) -> None:
     data = (shards / "audio_0.tar").read_bytes()
     (tmp_path / "cut.tar").write_bytes(data[: len(data) // 2])
