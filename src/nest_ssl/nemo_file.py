@@ -37,8 +37,11 @@ CONFIG_NAME, WEIGHTS_NAME = "model_config.yaml", "model_weights.ckpt"
 CONFIG_CHECKSUM = "NESTSSL.crc32"
 """Of the configuration, next to it in the tar file; NeMo writes none and ignores it."""
 
-GIVEN = ("featurizer.fb", "featurizer.window")
-"""Names, or their ends, of what is saved with the weights although the configuration decides it."""
+GIVEN = {
+    "featurizer.fb": "model.preprocessor.lowfreq, highfreq, n_fft or mel_norm",
+    "featurizer.window": "model.preprocessor.window or window_size",
+}
+"""Ends of names of what is saved with the weights although the configuration decides it, and the keys that do."""
 
 MAX_CONFIG_BYTES = 2**20  # NeMo's have 6 to 60 KB; yaml parses 170 KB per second
 MAX_WEIGHTS_BYTES = 64 * 2**30
@@ -188,11 +191,10 @@ def check_values(weights: Mapping[str, Tensor], own: Mapping[str, Tensor], where
 
 def check_features(weights: Mapping[str, Tensor], own: Mapping[str, Tensor], where: str) -> None:
     """Refuse another window or other mel filters than those of the configuration, which `own` has."""
-    for name in weights.keys() & own.keys():
-        if name.endswith(GIVEN) and not torch.allclose(
-            weights[name].cpu().float(), own[name].cpu(), rtol=1e-3, atol=1e-5
-        ):
-            raise CheckpointError(f"{where}: its {name} is not that of its configuration (model.preprocessor).")
+    for end, keys in GIVEN.items():
+        for name in sorted(name for name in weights.keys() & own.keys() if name.endswith(end)):
+            if not torch.allclose(weights[name].cpu().float(), own[name].cpu(), rtol=1e-3, atol=1e-5):
+                raise CheckpointError(f"{where}: its {name} is not what the configuration gives: another {keys}?")
 
 
 def _listing(lines: list[str], most: int = 6) -> str:

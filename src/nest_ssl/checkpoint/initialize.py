@@ -96,7 +96,7 @@ def _initialize(model: nn.Module, key: str, name: str, options: dict[str, Any]) 
             result.excluded.append(parameter)
         elif own[parameter].shape != value.shape:
             result.other_shape.append(parameter)
-        elif parameter.endswith(GIVEN):
+        elif parameter.endswith(tuple(GIVEN)):
             result.loaded.append(parameter)  # as the configuration says, not as the file does
         else:
             chosen[parameter] = value

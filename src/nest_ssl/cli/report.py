@@ -17,5 +17,5 @@ def report(
     """Curves, codebook use, a verdict, and an utterance with its tokens: one HTML file that needs no network."""
     from nest_ssl.report.report import write_run_report
 
-    with quiet("nest_ssl.data.manifest.read"):  # sizes of manifests say nothing about the run
+    with quiet("nest_ssl.data"):  # sizes of manifests and batches say nothing about the run
         say(write_run_report(run_dir, output=output))

@@ -580,6 +580,11 @@ IGNORED_ON_RESUME: dict[str, str] = {
     **{f"trainer.{name}": reason for name, reason in NO_EFFECT.items()},
 }
 """Keys that change nothing in a run that is resumed, with the reason. All other keys of the command take effect."""
+REFUSED_ON_RESUME = [
+    f"model.preprocessor.{name}"
+    for name in ("features", "window", "window_size", "n_window_size", "n_fft", "lowfreq", "highfreq", "mel_norm")
+]
+"""They decide the mel filters, which are saved with the weights; `nemo_file.check_features` compares them."""
 
 
 def changed_keys(before: Any, now: NestConfig) -> list[str]:
@@ -591,6 +596,8 @@ def changed_keys(before: Any, now: NestConfig) -> list[str]:
     for key, old, new in _differences(before, dataclasses.asdict(now)):
         reason = next((IGNORED_ON_RESUME[name] for name in _and_parents(key) if name in IGNORED_ON_RESUME), None)
         effect = "takes effect" if reason is None else f"ignored, because {reason}"
+        if key in REFUSED_ON_RESUME:
+            effect = "is refused: a run continues with the features that it began with"
         lines.append(f"{key}: {_shown(old)} → {_shown(new)}: {effect}")
     return lines
 

@@ -145,6 +145,7 @@ def test_a_tensor_whose_data_is_too_short_is_noticed_though_its_checksum_is_righ
         examine_checkpoint(path)
 
 
+@pytest.mark.filterwarnings("ignore:Duplicate name")
 @pytest.mark.parametrize("trick", ["packed", "other byte order", "twice"])
 def test_an_archive_that_torch_would_map_wrongly_is_refused(tmp_path: Path, trick: str) -> None:
     path = write(tmp_path / "x.ckpt", 1000)
