@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
+import os
+import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, Protocol
 
 from rich import box
@@ -36,6 +40,20 @@ class PlainConsole(Console):
 def say(*texts: object, **options: Any) -> None:
     """Print, with escape codes in names written out."""
     print(*(printable(str(text)) for text in texts), **options)
+
+
+def keep_inputs(option: str, outputs: Iterable[Path], inputs: Iterable[str | Path]) -> None:
+    """Refuse to write over a file that is read, by whatever path it is called."""
+    for output, source in itertools.product(filter(os.path.exists, outputs), filter(os.path.exists, inputs)):
+        if os.path.samefile(output, source):
+            raise ValueError(f"{option} {output}: would overwrite the input {source}. Give another path.")
+
+
+def layers_from_0(layers: str) -> str:
+    """Check --layers of a command."""
+    if re.search(r"(^|,)\s*-\s*\d", layers):
+        raise ValueError(f"--layers {layers}: layers are numbered from 0. Use 'last' for the last one.")
+    return layers
 
 
 @contextlib.contextmanager

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nest_ssl.cli.console import quiet, say, show_progress
+from nest_ssl.cli.console import keep_inputs, layers_from_0, quiet, say, show_progress
+from nest_ssl.config.checks import Range
 
 if TYPE_CHECKING:
     from nest_ssl.extract.extract import Extracted
@@ -52,7 +53,9 @@ def extract(
         Path, typer.Argument(metavar="INPUT", help="A manifest, a folder, a list of paths, or one audio file.")
     ],
     output: Annotated[Path, typer.Argument(metavar="OUT", help="Folder for the features and their manifest.")],
-    layers: Annotated[str, typer.Option(help="all, last, or numbers such as 0,5,11; 0 is the first layer.")] = "all",
+    layers: Annotated[
+        str, typer.Option(callback=layers_from_0, help="all, last, or numbers such as 0,5,11; 0 is the first layer.")
+    ] = "all",
     aggregation: Annotated[Aggregation, typer.Option(help="How to combine the layers.")] = Aggregation.none,
     weights: Annotated[
         str | None, typer.Option(help="For weighted: numbers such as 0.2,0.8, or a probe's results.json.")
@@ -71,10 +74,13 @@ def extract(
     workers: Annotated[int, typer.Option(min=1, help="Threads that read and write.")] = 4,
 ) -> None:
     """Write features of chosen layers, as one file per utterance or as shards. The same command resumes."""
-    from nest_ssl.extract.extract import ExtractOptions, extract_features
+    from nest_ssl.extract.extract import BAD, INDEX, SETTINGS, ExtractOptions, extract_features
     from nest_ssl.layer_features import FeatureExtractor
 
     options = ExtractOptions(format.value, dtype.value, batch_seconds, max_duration, shard_mb, workers)
+    if aggregation is Aggregation.weighted and weights is None:
+        raise ValueError("--aggregation weighted: needs --weights. For equal weights use --aggregation mean.")
+    keep_inputs("OUT", [output / name for name in (INDEX, BAD, SETTINGS)], [source, checkpoint, weights or ""])
     extractor = FeatureExtractor(
         checkpoint, layers, aggregation.value, read_weights(weights, layers), device=device, precision=precision.value
     )
@@ -90,11 +96,18 @@ def read_weights(text: str | None, layers: str) -> list[float] | None:
     """Numbers, or the `layer_weights` in the results of `nest-ssl probe`, which must be for the same layers."""
     if text is None:
         return None
+    weights = _parse_weights(text, layers)
+    for weight in weights:
+        Range().check("--weights", weight)  # what float32 cannot hold would only show in the features
+    return weights
+
+
+def _parse_weights(text: str, layers: str) -> list[float]:
     if text.endswith(".json"):
         try:
             results = json.loads(Path(text).read_text())
-            weights, probed = [float(weight) for weight in results["layer_weights"]], results["layers"]
-        except (ValueError, KeyError, TypeError) as error:
+            weights, probed = [float(weight) for weight in results["layer_weights"]], list(results["layers"])
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise ValueError(f"--weights {text}: has no 'layer_weights' as written by nest-ssl probe.") from error
         named = ",".join(map(str, probed))
         if layers != named and not (layers == "all" and probed == list(range(len(probed)))):

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from nest_ssl.cli.console import make_console, make_table, quiet
+from nest_ssl.cli.console import keep_inputs, make_console, make_table, quiet
 
 if TYPE_CHECKING:
     from nest_ssl.inspect.manifest import ManifestFacts
@@ -46,12 +46,15 @@ def inspect(
     ] = None,
     examples: Annotated[int, typer.Option(min=0, help="Batches to draw.")] = 2,
     files: Annotated[int, typer.Option(min=1, help="Read the headers of at most this many files.")] = 1000,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of order, noise, mixing, masks and the choice of files.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**32 - 1, help="Seed of order, noise, mixing, masks and the choice of files.")
+    ] = 0,
     config_path: Annotated[Path | None, typer.Option(help="Folder of the configuration; default: ours.")] = None,
     config_name: Annotated[str | None, typer.Option(help="Training configuration; default: ours.")] = None,
 ) -> None:
     """Print hours, durations, formats and padding for each way to form batches; draw example batches on a page."""
     from nest_ssl.config.composing import DEFAULT_CONFIG
+    from nest_ssl.data.manifest.read import split_paths
     from nest_ssl.inspect.inspect import InspectOptions, inspect_data, training_config
     from nest_ssl.inspect.page import write_page
 
@@ -62,6 +65,8 @@ def inspect(
         given.insert(0, f"model.train_ds.batch_size={DEFAULT_BATCH_SIZE}")
     config = training_config(manifest, noise, given, config_name or DEFAULT_CONFIG, config_path)
     assert config.train_ds is not None
+    read = (manifest, config.train_ds.noise_manifest, config.train_ds.tarred_audio_filepaths)
+    keep_inputs("--output", [output], [path for paths in read if paths for path in split_paths(paths)])
     sizes = batch_size or [config.train_ds.batch_size or DEFAULT_BATCH_SIZE]
     options = InspectOptions(batch_sizes=sizes, max_files=files, num_examples=examples, seed=seed)
     with quiet("nest_ssl.data.manifest.read"):  # the tables show the same

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nest_ssl.cli.console import make_console, make_table, quiet, say, show_progress
+from nest_ssl.cli.console import keep_inputs, layers_from_0, make_console, make_table, quiet, say, show_progress
 
 if TYPE_CHECKING:
     from nest_ssl.probe.probe import ProbeResult
@@ -30,7 +30,7 @@ def probe(
     task: Annotated[
         str | None, typer.Option(metavar="NAME", help="A registered task (docs/extending.md), instead of --label.")
     ] = None,
-    layers: Annotated[str, typer.Option(help="all, last, or numbers such as 0,5,11.")] = "all",
+    layers: Annotated[str, typer.Option(callback=layers_from_0, help="all, last, or numbers such as 0,5,11.")] = "all",
     head: Annotated[
         Head | None, typer.Option(help="linear on mean and std over time, or attentive statistics. Default: linear.")
     ] = None,
@@ -44,25 +44,30 @@ def probe(
     lr: Annotated[float, typer.Option(help="Attentive head: learning rate.")] = 1e-3,
     encoder_lr: Annotated[float, typer.Option(help="--finetune: learning rate of the encoder.")] = 1e-4,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1; default: a GPU if there is one.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of noise, choice of labels, random weights, resampling.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**32 - 1, help="Seed of noise, choice of labels, random weights, resampling.")
+    ] = 0,
 ) -> None:
     """Train a small classifier on frozen features; compare it with log-mel statistics and with random weights."""
+    from nest_ssl.data.manifest.read import split_paths
     from nest_ssl.files import make_folder
     from nest_ssl.probe.attentive import TrainingOptions
-    from nest_ssl.probe.probe import ProbeOptions, write_results
+    from nest_ssl.probe.probe import RESULTS, ProbeOptions, write_results
     from nest_ssl.probe.probe import probe as run_probe
 
     chosen = head.value if head is not None else "attentive" if finetune else "linear"
     training = TrainingOptions(finetune=finetune, epochs=epochs, lr=lr, encoder_lr=encoder_lr)
     options = ProbeOptions(label, layers, chosen, snr, noise, labels_per_class, training, seed, task)
     unit = "utterances" if chosen == "linear" else "steps"
+    manifests = [path for text in (train, test, noise) if text for path in split_paths(text)]
+    keep_inputs("--output", [output / name for name in RESULTS], [checkpoint, *manifests])
     if output.exists():
         make_folder(output)  # a file is refused now, not after the work is done
     with show_progress("probe", unit) as show, quiet("nest_ssl.data.manifest.read"):
         result = run_probe(checkpoint, train, test, options, device=device, report=show)
     write_results(result, options, output, {"checkpoint": checkpoint, "train": train, "test": test})
     print_result(result, options.name)
-    say(f"{output}: results.json, layer_weights.svg, confusion.svg")
+    say(f"{output}: {', '.join(RESULTS)}")
 
 
 def print_result(result: ProbeResult, name: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 from rich.text import Text
 
-from nest_ssl.cli.console import make_console, make_table
+from nest_ssl.cli.console import keep_inputs, make_console, make_table
 
 
 def verify(
@@ -24,6 +24,10 @@ def verify(
     from nest_ssl.verify import verify as verify_file
     from nest_ssl.verify import write_report
 
+    if report is not None:
+        read = [*files, *filter(None, [recorded])]
+        numbers = [other for path in read for other in (path.with_suffix(".npz"), path.with_name("batch.npz"))]
+        keep_inputs("--report", [report], read + numbers)
     console = make_console()
     results = [verify_file(path, recorded, nemo_python) for path in files]
     for result in results:

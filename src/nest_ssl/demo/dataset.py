@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 import soundfile
 import soxr
 
+from nest_ssl.config.checks import Positive, Range, Seed, ranges_of
 from nest_ssl.demo.formants import RATE_HZ, speak_formants
 from nest_ssl.demo.voices import LANGUAGES, Synthesizer, at_level, find_synthesizer, random_text, random_voice, say
 from nest_ssl.files import replace_text
@@ -35,29 +36,22 @@ Samples = npt.NDArray[np.float64]
 class DemoConfig:
     """What to make."""
 
-    num_train: int = 80
+    num_train: Positive = 80
     """Utterances to train on."""
-    num_val: int = 16
+    num_val: Positive = 16
     """Utterances to validate on, by voices that are not in the training data."""
-    num_noise: int = 16
+    num_noise: Positive = 16
     """Noises, of eight kinds in turn."""
-    duration: float = 6.5
+    duration: Annotated[float, Range(0.5, 60)] = 6.5
     """Average seconds per utterance; they vary by a quarter. Noises have this length."""
-    sample_rate: int = 16_000
+    sample_rate: Annotated[int, Range(8_000, 48_000)] = 16_000
     """Samples per second."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of voices, texts and noises."""
 
     def __post_init__(self) -> None:
-        for name in ("num_train", "num_val", "num_noise"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: {getattr(self, name)} is less than 1.")
-        if not 0.5 <= self.duration <= 60:
-            raise ValueError(f"duration: {self.duration:g} s is not between 0.5 and 60.")
-        if not 8_000 <= self.sample_rate <= 48_000:
-            raise ValueError(f"sample_rate: {self.sample_rate} is not between 8000 and 48000.")
-        if self.seed < 0:
-            raise ValueError(f"seed: {self.seed} is negative.")
+        for name, limits in ranges_of(DemoConfig).items():
+            limits.range.check(f"--{name.replace('_', '-')}", getattr(self, name))
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import torch
 
 from nest_ssl.audio import AudioError, read_audio
 from nest_ssl.audio.signal import Samples
+from nest_ssl.config.checks import Range
 from nest_ssl.extract.files import Features, FeatureStore, open_store
 from nest_ssl.extract.inputs import Bad, Item, batches, list_items, measured, unique
 from nest_ssl.files import make_folder, replace_text, replacing
@@ -51,8 +52,10 @@ class ExtractOptions:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype: {self.dtype!r} is not one of {', '.join(DTYPES)}.")
-        if not (self.batch_s is None or self.batch_s > 0) or not self.max_duration_s > 0 or not self.shard_mb > 0:
-            raise ValueError("batch seconds, the longest duration and the size of shards must be greater than 0.")
+        given = {"--batch-seconds": self.batch_s, "--max-duration": self.max_duration_s, "--shard-mb": self.shard_mb}
+        for option, value in given.items():
+            if value is not None:
+                Range(0, above=True).check(option, value)
 
 
 @dataclass
@@ -187,7 +190,10 @@ class _Writer:
     def _write(self, key: str, tensor: torch.Tensor) -> None:
         if not tensor.isfinite().all():  # audio is checked when it is read
             raise ValueError("the features are not finite: the model's weights are damaged, or it has diverged.")
-        features: Features = np.ascontiguousarray(tensor.numpy(), dtype=self.dtype)
+        with np.errstate(over="ignore"):
+            features: Features = np.ascontiguousarray(tensor.numpy(), dtype=self.dtype)
+        if not np.isfinite(features).all():
+            raise ValueError(f"--dtype {self.dtype}: the features do not fit into it. Use float32.")
         self.store.write(key, features)
 
     def finish(self) -> None:

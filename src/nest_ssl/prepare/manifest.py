@@ -78,9 +78,9 @@ def prepare_manifest(
     return ledger.progress
 
 
-def count_entries(source: Path, job: Job | None = None) -> int:
-    """Count the entries of the input (a job: of its share); walks through all of it."""
-    return sum(1 for _ in _share(list_entries(source), job))
+def count_entries(source: Path, job: Job | None = None, most: int | None = None) -> int:
+    """Count the entries of the input (a job: of its share), all of them or up to `most`."""
+    return sum(1 for _ in islice(_share(list_entries(source), job), most))
 
 
 def _share(entries: Iterator[Entry], job: Job | None) -> Iterator[Entry]:
@@ -167,6 +167,8 @@ class Split:
             raise ValueError(f"--split {self.by}: give 'hash' or 'folder'.")
         if not 0 < self.valid_share < 1:
             raise ValueError(f"--valid-share {self.valid_share}: give a share between 0 and 1.")
+        if self.folder_level < -1 or self.folder_level == 0:
+            raise ValueError(f"--folder-level {self.folder_level}: give 1, 2, …, or -1 for the file's own folder.")
 
 
 def part_path(manifest: Path, part: str) -> Path:

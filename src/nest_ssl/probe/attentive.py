@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from nest_ssl.config.checks import Range
 from nest_ssl.layer_features import layer_outputs, pad_waveforms
 from nest_ssl.model import EncDecMaskedTokenPredModel
 from nest_ssl.probe.data import Example, Noise, length_sorted, read_batches
@@ -38,6 +39,10 @@ class TrainingOptions:
     """Seconds of audio per step."""
     warmup_share: float = 0.1
     """Share of all steps; the learning rates decay to zero over the rest."""
+
+    def __post_init__(self) -> None:
+        Range(0, above=True).check("--lr", self.lr)
+        Range(0, above=True).check("--encoder-lr", self.encoder_lr)
 
 
 class AttentiveStatistics(nn.Module):
@@ -153,7 +158,8 @@ def train_classifier(
     for epoch in range(options.epochs):
         order = [batches[place] for place in rng.permutation(len(batches))]
         for step, (indices, samples_BN, length) in enumerate(_on_device(examples, order, net, None, device)):
-            loss = F.cross_entropy(net(samples_BN, length), labels_N[indices].to(device), label_smoothing=0.1)
+            logits_BC = _finite(net(samples_BN, length))
+            loss = F.cross_entropy(logits_BC, labels_N[indices].to(device), label_smoothing=0.1)
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(net.parameters(), 5.0)
@@ -161,6 +167,12 @@ def train_classifier(
             schedule.step()
             report(epoch * len(batches) + step + 1, total)
     net.eval()
+
+
+def _finite(logits_BC: Tensor) -> Tensor:
+    if not logits_BC.isfinite().all():
+        raise ValueError("the loss is not finite: the classifier has diverged. Lower --lr, or --encoder-lr.")
+    return logits_BC
 
 
 def _rate(step: int, total: int, warmup_share: float) -> float:
@@ -174,7 +186,7 @@ def classify(net: Classifier, examples: list[Example], noise: Noise | None, batc
     device = next(net.head.parameters()).device
     predicted = np.zeros(len(examples), np.int64)
     for indices, samples_BN, length in _on_device(examples, length_sorted(examples, batch_s), net, noise, device):
-        predicted[indices] = net(samples_BN, length).argmax(1).cpu().numpy()
+        predicted[indices] = _finite(net(samples_BN, length)).argmax(1).cpu().numpy()
     return predicted
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nest_ssl.checkpoint import load
+from nest_ssl.config.checks import Range
 from nest_ssl.files import make_folder, replace_text
 from nest_ssl.layer_features import FeatureExtractor, Layers, pad_waveforms
 from nest_ssl.model import EncDecMaskedTokenPredModel
@@ -38,6 +39,7 @@ from nest_ssl.probe.data import (
 from nest_ssl.probe.linear import LogMelStatistics, fit_linear, statistics
 from nest_ssl.probe.results import Score, confusion, difference, score, write_confusion, write_layer_weights
 
+RESULTS = ("results.json", "layer_weights.svg", "confusion.svg")
 HEADS = ("linear", "attentive")
 ENCODER, LOG_MEL, RANDOM = SYSTEMS = ("encoder", "log_mel", "random_encoder")
 BATCH_S = 16.0
@@ -71,6 +73,8 @@ class ProbeOptions:
             raise ValueError(f"head: {self.head!r} is not one of {', '.join(HEADS)}.")
         if (self.snr_db is None) != (self.noise_manifest is None):
             raise ValueError("--snr and --noise go together: a ratio in dB, and a manifest of noises.")
+        if self.snr_db is not None:
+            Range(-100, 100).check("--snr", self.snr_db)
         if self.labels_per_class is not None and self.labels_per_class < 1:
             raise ValueError(f"--labels-per-class {self.labels_per_class}: give 1 or more.")
         if self.training.finetune and self.head == "linear":

@@ -86,9 +86,20 @@ def test_weights_of_other_layers_are_refused(
             "--weights x: not numbers",
         ),
         (("{checkpoint}", "{corpus}", "{corpus}"), "is not a folder. Give another output folder."),
+        (
+            ("{checkpoint}", "{corpus}", "{out}", "--layers", "-1"),
+            "--layers -1: layers are numbered from 0. Use 'last'",
+        ),
+        (("{checkpoint}", "{corpus}", "{out}", "--layers", "0, -2"), "--layers 0, -2: layers are numbered from 0"),
+        (("{checkpoint}", "{corpus}", "{out}", "--aggregation", "weighted"), "--aggregation weighted: needs --weights"),
+        (
+            ("{checkpoint}", "{corpus}", "{out}", "--aggregation", "weighted", "--weights", "1e39,1"),
+            "--weights: 1e+39 is more than 1e+12",
+        ),
+        (("{checkpoint}", "{corpus}", "{out}", "--max-duration", "nan"), "--max-duration: nan is not a finite number"),
     ],
 )
-def test_arguments_that_make_no_sense_are_one_clear_line(
+def test_arguments_that_make_no_sense_are_one_clear_line_and_nothing_is_written(
     checkpoint: Path,
     corpus: Path,
     tmp_path: Path,
@@ -101,3 +112,25 @@ def test_arguments_that_make_no_sense_are_one_clear_line(
     error = capsys.readouterr().err
     assert words in error
     assert "Traceback" not in error
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("results", [{"layer_weights": [10**400], "layers": [0]}, {"layer_weights": [1], "layers": 0}])
+def test_results_that_no_probe_wrote_are_one_clear_line(
+    checkpoint: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], results: dict[str, object]
+) -> None:
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    weighted = ("--aggregation", "weighted", "--weights", tmp_path / "results.json")
+    run("extract", checkpoint, corpus, tmp_path / "out", *weighted, code=1)
+    assert "results.json: has no 'layer_weights' as written by nest-ssl probe" in capsys.readouterr().err
+
+
+def test_the_manifest_of_features_is_not_overwritten_when_it_is_the_input(
+    checkpoint: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    run("extract", checkpoint, corpus, out, "--device", "cpu")
+    before = (out / "manifest.jsonl").read_bytes()
+    run("extract", checkpoint, out / "manifest.jsonl", out, "--device", "cpu", code=1)
+    assert f"OUT {out / 'manifest.jsonl'}: would overwrite the input" in capsys.readouterr().err
+    assert (out / "manifest.jsonl").read_bytes() == before

@@ -67,3 +67,23 @@ def test_the_batch_size_of_the_configuration_counts_unless_it_is_the_packages(ma
     assert "sorted, 16 each" in run(*arguments)
     assert "sorted, 3 each" in run(*arguments, "model.train_ds.batch_size=3")
     assert "sorted, 5 each" in run(*arguments, "model.train_ds.batch_size=3", "--batch-size", 5)
+
+
+@pytest.mark.parametrize("as_noise", [False, True])
+def test_a_page_does_not_overwrite_a_manifest(manifest: Path, tmp_path: Path, as_noise: bool) -> None:
+    other = tmp_path / "other.jsonl"
+    before = manifest.read_bytes()
+    other.write_bytes(before)
+    arguments = [str(other), "--noise", str(manifest)] if as_noise else [f"{other},{manifest}"]
+    (tmp_path / "x").mkdir()
+    result = runner.invoke(app, ["inspect", *arguments, "--output", str(tmp_path / "x" / ".." / "m.jsonl")])
+    assert result.exit_code == 1
+    assert f"would overwrite the input {manifest}. Give another path." in str(result.exception)
+    assert manifest.read_bytes() == before
+
+
+@pytest.mark.parametrize("seed", ["-1", "99999999999999999999999"])
+def test_a_seed_out_of_range_is_refused_by_its_name(manifest: Path, seed: str) -> None:
+    result = runner.invoke(app, ["inspect", str(manifest), "--seed", seed])
+    assert result.exit_code == 2
+    assert "--seed" in result.output

@@ -89,3 +89,50 @@ def test_a_list_and_a_manifest_are_inputs_too(corpus: Path, tmp_path: Path) -> N
         {"audio_filepath": "corpus/speaker_1/1.wav", "duration": 0.1},
         {"audio_filepath": "corpus/speaker_0/0.wav", "duration": 0.1},
     ]
+
+
+@pytest.mark.parametrize(
+    ("source", "output", "options"),
+    [
+        ("m.jsonl", "m.jsonl", ()),
+        ("m.jsonl", "corpus/../m.jsonl", ()),
+        ("m.jsonl", "link.jsonl", ()),
+        ("m.train.jsonl", "m.jsonl", ("--split", "hash")),
+        ("corpus", "corpus/bad.wav", ()),
+    ],
+)
+def test_an_output_that_is_an_input_is_refused_and_left(
+    corpus: Path, tmp_path: Path, source: str, output: str, options: tuple[str, ...]
+) -> None:
+    for name in ("m.jsonl", "m.train.jsonl"):
+        (tmp_path / name).write_text('{"audio_filepath": "corpus/speaker_1/1.wav"}\n')
+    (tmp_path / "link.jsonl").symlink_to("m.jsonl")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    text = run(tmp_path / source, "--output", tmp_path / output, *options, "--workers", 0, fails=True)
+    assert "would overwrite the input" in text
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--split", "folder", "--folder-level", 0), "--folder-level 0: give 1, 2, …, or -1"),
+        (("--split", "folder", "--folder-level", -99), "--folder-level -99: give 1, 2, …, or -1"),
+        (("--shards", 100), "corpus names 31 files. Give 1 to 31."),
+    ],
+)
+def test_a_split_or_shards_that_cannot_be_are_refused_before_anything_is_measured(
+    corpus: Path, tmp_path: Path, options: tuple[object, ...], words: str
+) -> None:
+    assert words in run(corpus, "--output", tmp_path / "m.jsonl", *options, "--workers", 0, fails=True)
+    assert list(tmp_path.iterdir()) == [corpus]
+
+
+@pytest.mark.parametrize("options", [("--split", "hash", "--valid-share", 1e-9), ("--shards", 31)])
+def test_where_a_split_or_shards_fail_the_manifest_is_kept_and_the_message_says_so(
+    corpus: Path, tmp_path: Path, options: tuple[object, ...]
+) -> None:
+    output = tmp_path / "m.jsonl"
+    text = run(corpus, "--output", output, *options, "--workers", 0, fails=True)
+    assert f"({output} is complete: the next run does not measure again.)" in text
+    assert len(output.read_text().splitlines()) == 30

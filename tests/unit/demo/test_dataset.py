@@ -159,12 +159,14 @@ def test_the_working_folder_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("num_train", 0, "num_train: 0 is less than 1"),
-        ("num_noise", -1, "num_noise: -1 is less than 1"),
-        ("duration", 0.1, "0.1 s is not between 0.5 and 60"),
-        ("duration", float("nan"), "nan s is not between"),
-        ("sample_rate", 100, "sample_rate: 100 is not between 8000 and 48000"),
-        ("seed", -1, "seed: -1 is negative"),
+        ("num_train", 0, "--num-train: 0 is less than 1"),
+        ("num_val", -3, "--num-val: -3 is less than 1"),
+        ("num_noise", -1, "--num-noise: -1 is less than 1"),
+        ("duration", 0.1, "--duration: 0.1 is less than 0.5"),
+        ("duration", float("nan"), "--duration: nan is not a finite number"),
+        ("sample_rate", 100, "--sample-rate: 100 is less than 8000"),
+        ("seed", -1, "--seed: -1 is less than 0"),
+        ("seed", 2**32, "--seed: 4294967296 is more than 4294967295"),
     ],
 )
 def test_arguments_that_cannot_be_meant_are_refused(key: str, value: float, message: str) -> None:

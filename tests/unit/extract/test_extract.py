@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import time
@@ -285,7 +286,14 @@ def test_batches_have_similar_lengths_within_the_given_seconds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"), [({"dtype": "int8"}, "'int8' is not one of"), ({"batch_s": 0.0}, "must be greater than 0")]
+    ("options", "words"),
+    [
+        ({"dtype": "int8"}, "'int8' is not one of"),
+        ({"batch_s": 0.0}, "--batch-seconds: 0.0 is not greater than 0"),
+        ({"max_duration_s": math.nan}, "--max-duration: nan is not a finite number"),
+        ({"shard_mb": -1.0}, "--shard-mb: -1.0 is not greater than 0"),
+        ({"shard_mb": math.inf}, "--shard-mb: inf is not a finite number"),
+    ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
@@ -325,10 +333,20 @@ def test_a_file_that_blocks_is_named(monkeypatch: pytest.MonkeyPatch, capsys: py
     assert "'/dead/a.wav': has been read for" in capsys.readouterr().err
 
 
+def test_features_that_do_not_fit_into_float16_are_an_error(manifest: Path, tmp_path: Path) -> None:
+    model = tiny_model()
+    with torch.no_grad():
+        model.encoder.get_parameter("layers.0.norm_out.weight").fill_(1e6)
+    with pytest.raises(ValueError, match="--dtype float16: the features do not fit into it"):
+        extract_features(
+            FeatureExtractor(model, device="cpu"), manifest, tmp_path / "out", ExtractOptions(dtype="float16")
+        )
+
+
 def test_features_that_are_not_finite_are_an_error_and_not_written(manifest: Path, tmp_path: Path) -> None:
     model = tiny_model()
     with torch.no_grad():
-        model.encoder.layers[0].norm_out.weight.fill_(3e38)
+        model.encoder.get_parameter("layers.0.norm_out.weight").fill_(3e38)
     with pytest.raises(ValueError, match="the features are not finite: the model's weights are damaged"):
         extract_features(FeatureExtractor(model, device="cpu"), manifest, tmp_path / "out", ExtractOptions())
     assert not list((tmp_path / "out").rglob("*.npy"))

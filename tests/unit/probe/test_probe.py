@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -107,6 +109,9 @@ def test_the_attentive_head_learns_with_the_encoder_frozen_or_not(manifests: dic
     [
         ({"head": "deep"}, "'deep' is not one of linear, attentive"),
         ({"snr_db": 0.0}, "--snr and --noise go together"),
+        ({"snr_db": math.nan, "noise_manifest": "n.jsonl"}, "--snr: nan is not a finite number"),
+        ({"snr_db": math.inf, "noise_manifest": "n.jsonl"}, "--snr: inf is not a finite number"),
+        ({"snr_db": -1e30, "noise_manifest": "n.jsonl"}, r"--snr: -1e\+30 is less than -100"),
         ({"task": "length"}, "give --label KEY or --task NAME, one of the two"),
         ({"labels_per_class": 0}, "--labels-per-class 0: give 1 or more"),
         ({"training": TrainingOptions(finetune=True)}, "fine-tuning trains the attentive head"),
@@ -115,6 +120,43 @@ def test_the_attentive_head_learns_with_the_encoder_frozen_or_not(manifests: dic
 def test_options_that_do_not_fit_together_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         ProbeOptions("pitch", **options)
+
+
+@pytest.mark.parametrize("rate", [math.nan, math.inf, -1.0, 0.0, 1e30])
+@pytest.mark.parametrize("name", ["lr", "encoder_lr"])
+def test_rates_that_are_not_positive_numbers_are_refused(name: str, rate: float) -> None:
+    options: dict[str, Any] = {name: rate}
+    with pytest.raises(ValueError, match=f"--{name.replace('_', '-')}: {re.escape(str(rate))} is "):
+        TrainingOptions(**options)
+
+
+@pytest.mark.parametrize("epochs", [1, 2])  # diverged when it is tested, and when it is trained
+def test_a_classifier_that_diverges_is_an_error_that_names_the_rates(manifests: dict[str, Any], epochs: int) -> None:
+    training = TrainingOptions(finetune=True, epochs=epochs, encoder_lr=1e12)
+    options = ProbeOptions("pitch", head="attentive", training=training)
+    with pytest.raises(ValueError, match="the loss is not finite: .* Lower --lr, or --encoder-lr"):
+        probe(tiny_model(NO_DROPOUT), **manifests, options=options, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--seed", "99999999999999999999999"], "--seed"),
+        (["--layers", "-1"], "--layers -1: layers are numbered from 0"),
+        (["--output", "{out}"], "results.json: would overwrite the input"),
+    ],
+)
+def test_the_command_refuses_options_before_it_writes(
+    manifests: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    train = tmp_path / "results.json"
+    train.write_bytes(Path(manifests["train"]).read_bytes())
+    command = ["probe", "no.nemo", "--train", str(train), "--test", manifests["test"], "--label", "pitch"]
+    with pytest.raises(SystemExit) as ended:
+        main([*command, "--output", str(tmp_path / "p"), *(text.format(out=tmp_path) for text in arguments)])
+    assert ended.value.code != 0
+    assert words in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [train]
 
 
 def test_the_command_prints_a_table_and_names_its_files(
