@@ -27,7 +27,7 @@ from torch import Tensor
 
 from nest_ssl._version import __version__
 from nest_ssl.config import ModelConfig
-from nest_ssl.config.targets import nemo_target
+from nest_ssl.config.targets import SECTIONS, nemo_target
 from nest_ssl.files import SHARDS_INDEX, SHARDS_REST, replacing
 
 log = logging.getLogger(__name__)
@@ -101,15 +101,7 @@ def write_nemo(path: str | Path, config: Mapping[str, Any], weights: Mapping[str
 def nemo_config(cfg: ModelConfig, class_name: str) -> dict[str, Any]:
     """`cfg` as NeMo writes it: with its `_target_` names, and the sections that its base classes require."""
     config = dataclasses.asdict(cfg)
-    modules = {
-        "preprocessor": "AudioToMelSpectrogramPreprocessor",
-        "masking": "RandomBlockMasking",
-        "quantizer": "RandomProjectionVectorQuantizer",
-        "encoder": "ConformerEncoder",
-        "decoder": "MultiSoftmaxDecoder",
-        "loss": "MultiMLMLoss",
-    }
-    for section, name in modules.items():
+    for section, name in SECTIONS.items():
         config[section] = {"_target_": nemo_target(name), **config[section]}
     for key in ("compile", "activation_budget"):  # about the machine, not the model; NeMo does not know these keys
         del config[key]
@@ -176,6 +168,8 @@ def check_values(weights: Mapping[str, Tensor], own: Mapping[str, Tensor], where
         value = weights[name]
         if own[name].is_floating_point() and not value.is_floating_point():
             bad.append(f"{name}: {str(value.dtype).removeprefix('torch.')} in the file, floating-point in the model")
+        elif value.is_floating_point() and value.dtype.itemsize == 1:
+            bad.append(f"{name}: {str(value.dtype).removeprefix('torch.')} has too few digits for weights")
         elif value.is_floating_point():
             finite = value.to(own[name].dtype).isfinite()  # as the model will have it: float64 may be too large
             if not finite.all():

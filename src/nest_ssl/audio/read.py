@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -228,7 +229,8 @@ def _open_sound(source: str | Path | bytes, name: str) -> Any:
         reason = "format not recognised" if error.code in (1, 7) else error.error_string.rstrip(".")
         raise CannotOpenError(reason) from None
     except UnicodeEncodeError:
-        raise AudioError(name, "its name is not UTF-8") from None
+        ascii_only = "; nor is the locale: PYTHONUTF8=1 may help" if sys.getfilesystemencoding() != "utf-8" else ""
+        raise AudioError(name, f"its name is not UTF-8{ascii_only}") from None
     except TypeError:  # soundfile's answer to a name in .raw: it requires rate and channels as arguments
         raise CannotOpenError("raw samples without a header") from None
     if sound.frames >= np.iinfo(np.int64).max:  # FLAC written to a pipe; libsndfile cannot read it to its end

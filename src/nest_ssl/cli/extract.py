@@ -99,6 +99,8 @@ def read_weights(text: str | None, layers: str) -> list[float] | None:
     weights = _parse_weights(text, layers)
     for weight in weights:
         Range().check("--weights", weight)  # what float32 cannot hold would only show in the features
+    if not any(weights):
+        raise ValueError(f"--weights {text}: all are 0.")
     return weights
 
 

@@ -126,7 +126,9 @@ class EncoderConfig:
             not_supported(f"{where}.reduction", self.reduction, "use null")
         if self.reduction_factor != 1:
             not_supported(f"{where}.reduction_factor", self.reduction_factor, "use 1")
-        if self.self_attention_model == "rel_pos_local_attn" or self.global_tokens:
+        if self.global_tokens:
+            not_supported(f"{where}.global_tokens", self.global_tokens, "use 0")
+        if self.self_attention_model == "rel_pos_local_attn":
             not_supported(f"{where}.self_attention_model", "rel_pos_local_attn", "use rel_pos with att_context_size")
         one_of(f"{where}.self_attention_model", self.self_attention_model, ("rel_pos", "abs_pos"))
         one_of(f"{where}.att_context_style", self.att_context_style, ("regular", "chunked_limited"))

@@ -37,7 +37,7 @@ class PreprocessorConfig:
     """Sample rate of the input audio, in Hz."""
     window_size: Seconds | None = 0.02
     """Length of the analysis window, in seconds."""
-    window_stride: Seconds | None = 0.01
+    window_stride: Annotated[float, Range(0.001, 60)] | None = 0.01
     """Step between frames, in seconds."""
     n_window_size: Size | None = None
     """Length of the analysis window in samples; replaces `window_size`."""
@@ -117,11 +117,6 @@ class PreprocessorConfig:
             raise ValueError(
                 f"{where}.n_fft: {self.num_fft} is less than a window, {self.num_window_samples} samples at "
                 f"{where}.sample_rate {self.sample_rate}. Raise it, or set null."
-            )
-        if self.num_stride_samples > self.num_window_samples:
-            raise ValueError(
-                f"{where}.window_stride: {self.num_stride_samples} samples are more than a window, "
-                f"{self.num_window_samples}: audio between two windows would be lost."
             )
 
     @property

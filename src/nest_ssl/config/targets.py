@@ -48,6 +48,16 @@ TARGETS: dict[str, str] = {
 }
 """Every accepted `_target_` and the name of its class."""
 
+SECTIONS = {
+    "preprocessor": "AudioToMelSpectrogramPreprocessor",
+    "masking": "RandomBlockMasking",
+    "quantizer": "RandomProjectionVectorQuantizer",
+    "encoder": "ConformerEncoder",
+    "decoder": "MultiSoftmaxDecoder",
+    "loss": "MultiMLMLoss",
+}
+"""The class of each section of a model."""
+
 
 def resolve_target(target: object, where: str) -> str:
     """Return the class name for `_target_: target`."""
@@ -55,7 +65,10 @@ def resolve_target(target: object, where: str) -> str:
         near = difflib.get_close_matches(str(target), [*TARGETS, *augmentations.names()], n=1, cutoff=0.6)
         hint = f" Did you mean '{near[0]}'?" if near else ""
         raise ValueError(f"{where}: {quoted(target)} is not a class that nest-ssl knows.{hint}")
-    return TARGETS[target]
+    name, section = TARGETS[target], where.split(".")[-2] if "." in where else ""
+    if SECTIONS.get(section, name) != name:
+        raise ValueError(f"{where}: a {name} where a {SECTIONS[section]} belongs.")
+    return name
 
 
 def nemo_target(name: str) -> str:

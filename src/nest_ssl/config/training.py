@@ -25,7 +25,7 @@ from nest_ssl.config.checks import (
     short,
     stays_inside,
 )
-from nest_ssl.config.model import ModelConfig, same_rate
+from nest_ssl.config.model import ModelConfig, PreprocessorConfig, same_rate
 from nest_ssl.config.targets import resolve_target
 
 LIGHTNING = "Bring your own pl.Trainer instead: nest_ssl.lightning, examples/train_lightning.py."
@@ -493,6 +493,7 @@ class NestConfig:
         check_ranges("", self)
         stays_inside("name", self.name)
         _check_rates(self.model)
+        _check_features(self.model.preprocessor)
         _check_masks_tokens(self.model)
         train_ds, limit = self.model.train_ds, self.trainer.limit_train_batches
         if train_ds is not None and train_ds.endless and limit not in (None, 1.0):
@@ -525,6 +526,23 @@ def _check_rates(model: ModelConfig) -> None:
     for name in ("train_ds", "validation_ds", "test_ds"):
         if (one := getattr(model, name)) is not None:
             same_rate(f"model.{name}.sample_rate", one.sample_rate, model.sample_rate)
+
+
+def _check_features(cfg: PreprocessorConfig) -> None:
+    """Refuse features that leave out most of the audio."""
+    where = "model.preprocessor"
+    band_hz = (cfg.highfreq or cfg.sample_rate / 2) - cfg.lowfreq
+    num_bins = int(band_hz * cfg.num_fft / cfg.sample_rate)
+    if num_bins < cfg.features:  # 80 filters have 256 bins; the lowest take one or two each
+        raise ValueError(
+            f"{where}.features: {num_bins} frequencies between lowfreq and highfreq, {band_hz:g} Hz apart, do not fill "
+            f"{cfg.features} mel filters. Both are in Hz."
+        )
+    if cfg.num_stride_samples > cfg.num_window_samples:
+        raise ValueError(
+            f"{where}.window_stride: {cfg.num_stride_samples} samples are more than a window, "
+            f"{cfg.num_window_samples}: audio between two windows would be lost."
+        )
 
 
 LEAST_MASK_PROB = 1e-5

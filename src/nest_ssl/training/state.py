@@ -220,7 +220,6 @@ class _Form(msgspec.Struct, kw_only=True):
     data_position: _Position
     progress: _Progress
     lr_schedulers: list[_ScheduleState]
-    hyper_parameters: dict[str, Any] = {}
     epoch: Count | msgspec.UnsetType = msgspec.UNSET
     epoch_means: _Means | msgspec.UnsetType = msgspec.UNSET
 
@@ -297,10 +296,6 @@ def _check_form(content: Mapping[str, Any]) -> None:
         raise CheckpointError(f"{damaged}it is in epoch {form.epoch} and in epoch {form.data_position.epoch}.")
     if any(schedule.last_epoch > form.global_step for schedule in form.lr_schedulers):
         raise CheckpointError(f"{damaged}its schedule has made more steps than the run.")
-    model_section = form.hyper_parameters.get("cfg")
-    optim = model_section.get("optim") if isinstance(model_section, Mapping) else None
-    if isinstance(optim, Mapping) and optim.get("sched") is not None and not form.lr_schedulers:
-        raise CheckpointError(f"{damaged}its lr_schedulers is empty.")
 
 
 def _check_can_be_mapped(path: Path, content: object) -> None:
@@ -347,6 +342,8 @@ def restore(checkpoint: dict[str, Any], trained: Trained) -> TrainState:
             average.copy({name: part_of(value, layout[name]) for name, value in averaged.items()})
     load_optimizer_state(trained.step.optimizer, checkpoint["optimizer_states"][0])
     schedule, scaler = trained.step.schedule, trained.step.scaler
+    if schedule is not None and not checkpoint["lr_schedulers"] and _had_schedule(checkpoint):
+        raise CheckpointError(f"{where}: is damaged: its lr_schedulers is empty. Use an earlier checkpoint.")
     if schedule is not None and checkpoint["lr_schedulers"]:
         try:
             schedule.load_state_dict(checkpoint["lr_schedulers"][0])
@@ -368,6 +365,14 @@ def restore(checkpoint: dict[str, Any], trained: Trained) -> TrainState:
     if "bad_data" in checkpoint["data_position"]:  # older checkpoints have none
         trained.loader.bad_data.load_state_dict(checkpoint["data_position"]["bad_data"], state.epoch)
     return state
+
+
+def _had_schedule(checkpoint: Mapping[str, Any]) -> bool:
+    """Whether the configuration in a checkpoint has a schedule of the learning rate."""
+    part: Any = checkpoint
+    for key in ("hyper_parameters", "cfg", "optim", "sched"):
+        part = part.get(key) if isinstance(part, Mapping) else None
+    return part is not None
 
 
 def _check_tensors(checkpoint: Mapping[str, Any], trained: Trained) -> None:

@@ -124,6 +124,7 @@ def test_a_file_that_exists_comes_before_the_hub(tmp_path: Path, monkeypatch: py
     ("name", "change", "named"),
     [
         ("encoder.layers.0.norm_out.weight", lambda x: x.double() + 1e300, "32 of 32 values are NaN or infinite"),
+        ("encoder.layers.0.norm_out.weight", lambda x: x.to(torch.float8_e4m3fn), "float8_e4m3fn has too few digits"),
         ("encoder.layers.0.conv.batch_norm.running_var", lambda x: x - 2, "variances are negative"),
         ("preprocessor.featurizer.fb", lambda x: x + 1, "not what the configuration gives: another .*lowfreq"),
         ("preprocessor.featurizer.window", lambda x: x * 0, "not what the configuration gives: another .*window"),

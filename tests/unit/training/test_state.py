@@ -114,7 +114,6 @@ def test_a_run_continues_from_the_newest_good_checkpoint(tmp_path: Path, damage:
         ("data_position", {"epoch": 0, "batch": 2, "world_size": 0}, "data_position.world_size: expected int >= 1"),
         ("lr_schedulers", [{"last_epoch": 7}], "its schedule has made more steps than the run"),
         ("lr_schedulers", [{"last_epoch": None}], "last_epoch: expected int, got null"),
-        ("hyper_parameters", {"cfg": {"optim": {"sched": {"name": "NoamAnnealing"}}}}, "its lr_schedulers is empty"),
         ("epoch", 9, "it is in epoch 9 and in epoch 1"),
         ("epoch_means", None, "epoch_means: expected object, got null"),
         ("epoch_means", {"epoch": 1, "sums": {"x": "y"}}, "epoch_means.sums.*: expected tensor, got str"),
@@ -270,6 +269,15 @@ def test_a_requeued_job_continues_from_what_it_has_saved_since_the_named_checkpo
     write(last, 4000, resumed_from=named)
     assert folder.checkpoint_to_resume(exp, examine_checkpoint, said.append) == last
     assert f"has resumed from {named} before; continuing from {last}, which is newer" in said[0]
+
+
+def test_a_checkpoint_that_has_lost_its_schedule_is_refused() -> None:
+    trained, content = model_and_checkpoint()
+    trained.average, trained.step.schedule, trained.step.scaler = None, object(), None
+    content |= {"progress": {"batches_seen": 1, "memory": {}}, "lr_schedulers": []}
+    content["hyper_parameters"] = {"cfg": {"optim": {"sched": {"name": "NoamAnnealing"}}}}
+    with pytest.raises(CheckpointError, match=r"x\.ckpt: is damaged: its lr_schedulers is empty"):
+        restore(content, trained)
 
 
 def test_the_state_of_another_optimizer_is_refused() -> None:
