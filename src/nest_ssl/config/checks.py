@@ -248,8 +248,10 @@ def local_paths(key: str, paths: Any) -> None:
             )
 
 
-def home_exists(key: str, path: str | None) -> None:
-    """Refuse `~name/…` where there is no user of that name."""
+def plain_path(key: str, path: str | None) -> None:
+    """Refuse `~name/…` where there is no user of that name, and variables that no shell has replaced."""
+    if path is not None and re.match(r"\$\w|%\w+%|\w+://", path):
+        raise ValueError(f"{key}: {quoted(path)} is not a path. Write out what it stands for, or ${{oc.env:NAME}}.")
     if path is not None and path.startswith("~") and os.path.expanduser(path) == path:
         raise ValueError(f"{key}: {quoted(path)}: there is no such user. Write ./~… for a folder of that name.")
 

@@ -120,7 +120,7 @@ class OptimConfig:
     """Peak learning rate; for NoamAnnealing, a factor."""
     betas: list[ShareBelowOne] | None = None
     """Decay rates of the moments (adamw, adam, adamax)."""
-    eps: NotNegative | None = None
+    eps: AboveZero | None = None
     """Added to the denominator to keep it above 0."""
     weight_decay: NotNegative | None = None
     """Weight decay."""

@@ -18,9 +18,9 @@ from nest_ssl.config.checks import (
     Share,
     check_ranges,
     duration_s,
-    home_exists,
     local_paths,
     one_of,
+    plain_path,
     quoted,
     short,
     stays_inside,
@@ -301,7 +301,7 @@ class CheckpointConfig:
         where = "exp_manager.checkpoint_callback_params"
         check_ranges(where, self)
         one_of(f"{where}.mode", self.mode, ("min", "max"))
-        home_exists(f"{where}.dirpath", self.dirpath)
+        plain_path(f"{where}.dirpath", self.dirpath)
         for key in ("prefix", "postfix", "filename"):
             stays_inside(f"{where}.{key}", getattr(self, key))
         for name, spec in FIELD.findall(self.filename or ""):
@@ -406,7 +406,7 @@ class ExperimentConfig:
             stays_inside(f"exp_manager.{key}", getattr(self, key))
         for key in ("exp_dir", "explicit_log_dir", "resume_from_checkpoint"):
             local_paths(f"exp_manager.{key}", getattr(self, key))
-            home_exists(f"exp_manager.{key}", getattr(self, key))
+            plain_path(f"exp_manager.{key}", getattr(self, key))
         if self.max_time_per_run is not None:
             duration_s("exp_manager.max_time_per_run", self.max_time_per_run)
         if self.ema.enable and self.checkpoint_callback_params.save_weights_only:
