@@ -42,7 +42,7 @@ class AudioError(ValueError):
         self.reason = reason
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.reason}"
+        return f"{self.path}: {self.reason}".replace("\n", "\\n")  # names may contain line breaks
 
 
 class CannotOpenError(Exception):

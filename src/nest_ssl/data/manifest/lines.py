@@ -30,7 +30,7 @@ class ManifestError(ValueError):
         self.where, self.what, self.way_out = where, what, way_out
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.what}. {self.way_out}"
+        return f"{self.where}: {self.what}. {self.way_out}".replace("\n", "\\n")  # names may contain line breaks
 
 
 class Line(msgspec.Struct, gc=False):

@@ -49,6 +49,13 @@ def test_audio_filename_is_another_name_of_the_key(tmp_path: Path) -> None:
     assert utterance.extra == {}
 
 
+def test_a_line_break_in_a_name_does_not_break_the_message(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError) as caught:
+        open_manifests(str(tmp_path / "a\nnest-ssl: all is well.jsonl"))
+    assert "\n" not in str(caught.value)
+    assert "a\\nnest-ssl: all is well.jsonl: no such manifest" in str(caught.value)
+
+
 def test_marks_carriage_returns_and_blank_lines_do_not_disturb(tmp_path: Path) -> None:
     text = "\r\n\n" + line("a.wav", duration=1) + " " * 50 + "\r\n" + line("b.wav", duration=2)[:-1] + "\r\n\n\t\n"
     path = write(tmp_path / "m.jsonl", b"\xef\xbb\xbf", text, line("c.wav", duration=3)[:-1])
