@@ -26,8 +26,9 @@ lint: setup-all
 	$(BIN)/mypy
 	$(BIN)/codespell src tests benchmarks docs examples tools README.md CHANGELOG.md CONTRIBUTING.md
 
+# Two files at a time: most tests of several ranks wait, and leave a core free.
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses=2 --dist=loadfile
 
 # The property tests of 'make test' with FUZZ times as many examples, drawn at random: about an hour on one core. A
 # failing example is printed with what reproduces it, and tried first the next time. More options: ARGS="tests/fuzz"

@@ -1972,8 +1972,8 @@ def checkpoints() -> Iterator[Trial]:
 # ---------------------------------------------------------------------------------------------------------- model files
 
 
-def nemo_members() -> dict[str, bytes]:
-    with tarfile.open(Fixture.path / "model.nemo") as tar:
+def nemo_members(path: Path | None = None) -> dict[str, bytes]:
+    with tarfile.open(path or Fixture.path / "model.nemo") as tar:
         files = [(member.name, tar.extractfile(member)) for member in tar if member.isfile()]
         return {Path(name).name: file.read() for name, file in files if file}
 
