@@ -3310,13 +3310,13 @@ def environments() -> Iterator[Trial]:
                 *(group, name + suffix, command, expected),
                 environment=changes,
                 own_process=True,
-                limit_s=120 if overrides else 60,
+                limit_s=120,
             )
     long = Either(Refused(("TMPDIR|AF_UNIX|path",), partial=True, codes=(1, 75)), TRAINED)
     shell = 'export TMPDIR=$TMPDIR/xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx; mkdir $TMPDIR; "$@"; '
     shell += "code=$?; rm -r $TMPDIR; exit $code"
     for overrides in (("model.train_ds.num_workers=2",), ("trainer.devices=2",), ()):
-        yield Trial(group, f"a long TMPDIR {' '.join(overrides)}", pretrain(*overrides), long, shell=shell, limit_s=60)
+        yield Trial(group, f"a long TMPDIR {' '.join(overrides)}", pretrain(*overrides), long, shell=shell, limit_s=120)
     for name, (shell, expected) in LIMITS.items():
         yield Trial(group, name, pretrain(), expected, shell=shell, limit_s=120)
     if os.geteuid() != 0:
