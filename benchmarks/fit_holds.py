@@ -1,7 +1,8 @@
 """Do the batches of `nest-ssl fit` hold? Fits them, then trains 200 real steps with them, validations included.
 
-    python benchmarks/fit_holds.py large        # one size per call: about 5 minutes on an H200
+    python benchmarks/fit_holds.py large        # one size per call: 6 to 8 minutes on an H200
     python benchmarks/fit_holds.py xlarge
+    python benchmarks/fit_holds.py xlarge --fitted fit.txt   # only the training, with what 'fit -o fit.txt' has found
 
 Synthetic audio of 2 to 30 s, mixed; 64 files that the manifest names again and again. Prints what `fit` printed, the
 peak of the memory that torch reserved, next to what `fit` had measured, and the time of steps and of an epoch; appends
@@ -44,6 +45,7 @@ def main() -> None:
     parser.add_argument("--memory-share", type=float, default=0.95)
     parser.add_argument("--more", nargs="*", default=[], help="further overrides, for both commands")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "fit_holds.json")
+    parser.add_argument("--fitted", type=Path, help="what an earlier 'nest-ssl fit -o' has written; it is not repeated")
     parser.add_argument("--train", nargs="*", help=argparse.SUPPRESS)  # the second process: these overrides
     options = parser.parse_args()
     if options.train is not None:
@@ -71,11 +73,13 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "model.validation_ds.batch_size=16",
         *options.more,
     ]
-    started = time.perf_counter()
-    fit = [sys.executable, "-m", "nest_ssl", "fit", f"--memory-share={options.memory_share}", f"-o{folder}/fit.txt"]
-    subprocess.run([*fit, *common], check=True)
-    fit_s = time.perf_counter() - started
-    found = (folder / "fit.txt").read_text().split()
+    fitted, fit_s = options.fitted or folder / "fit.txt", None
+    if options.fitted is None:
+        started = time.perf_counter()
+        fit = [sys.executable, "-m", "nest_ssl", "fit", f"--memory-share={options.memory_share}", f"-o{fitted}"]
+        subprocess.run([*fit, *common], check=True)
+        fit_s = round(time.perf_counter() - started, 1)
+    found = fitted.read_text().split()
     run = [
         f"trainer.max_steps={options.steps}",
         f"trainer.val_check_interval={options.steps // 2}",
@@ -85,7 +89,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     ]
     command = [sys.executable, __file__, options.size, "--train", *common, *found, *run]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    facts = {"size": options.size, "commit": git_commit().strip(), "torch": torch.__version__, "fit_s": round(fit_s, 1)}
+    facts = {"size": options.size, "commit": git_commit().strip(), "torch": torch.__version__, "fit_s": fit_s}
     return {**facts, "memory_share": options.memory_share, "found": found, **json.loads(done.stdout.splitlines()[-1])}
 
 

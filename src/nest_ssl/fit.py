@@ -79,17 +79,15 @@ class Bucket:
 # ---- the search ----
 
 
-def largest(fits: Callable[[int], bool], most: int, guess: int = 1) -> int:
-    """The largest number up to `most` that fits, to 1 / 16; 0 if none does. The search goes out from `guess`."""
-    size, too_large, stride = 0, most + 1, max(1, guess // PRECISION)
-    tried = min(guess, most)
-    while True:
+def largest(fits: Callable[[int], bool], most: int, guess: int = 1, least: int = 0) -> int:
+    """The largest number up to `most` that fits, to 1 / 16; `least` is known to. The search goes out from `guess`."""
+    size, too_large, stride = least, most + 1, max(1, guess // PRECISION)
+    tried = min(max(guess, least + 1), most)
+    while too_large - size > max(1, size // PRECISION):
         if fits(tried):
             size = tried
         else:
             too_large = tried
-        if too_large - size <= max(1, size // PRECISION):
-            return size
         if too_large > most:
             tried = min(size + stride, most)
         elif size == 0:
@@ -97,6 +95,7 @@ def largest(fits: Callable[[int], bool], most: int, guess: int = 1) -> int:
         else:
             tried = (size + too_large) // 2
         stride *= 2
+    return size
 
 
 def fit_buckets(fits: Fits, longest_s: list[float], most: int) -> list[Bucket]:
@@ -105,14 +104,14 @@ def fit_buckets(fits: Fits, longest_s: list[float], most: int) -> list[Bucket]:
     for duration_s in sorted(longest_s, reverse=True):
         least = found[-1].batch_size if found else 0  # shorter ones take no more memory
         guess = round(found[-1].total_s / duration_s) if found else 1
-        size = largest(lambda batch, duration_s=duration_s: fits(batch, duration_s), most, guess)  # type: ignore[misc]
-        if size == 0 and not found:
+        size = largest(lambda batch, duration_s=duration_s: fits(batch, duration_s), most, guess, least)  # type: ignore[misc]
+        if size == 0:
             raise ValueError(
                 f"not even one utterance of {duration_s:g} s fits. Lower model.train_ds.max_duration or "
                 f"model.activation_budget, or take a smaller model."
             )
-        found.append(Bucket(duration_s, max(size, least)))
-        log.info("up to %g s: %d utterances, %g s of audio", duration_s, found[-1].batch_size, size * duration_s)
+        found.append(Bucket(duration_s, size))
+        log.info("up to %g s: %d utterances, %g s of audio", duration_s, size, found[-1].total_s)
     return found[::-1]
 
 

@@ -1,4 +1,7 @@
-"""Write docs/faults.md from the tests' real output: `python -m tests.faults.write_table FOLDER docs`."""
+"""Write docs/faults.md from the tests' real output: `python -m tests.faults.write_table FOLDER docs`.
+
+The rows of GPUs are those of the latest run of benchmarks/stalls_on_gpu.py.
+"""
 
 from __future__ import annotations
 
@@ -44,9 +47,23 @@ FAULTS = {
     33: "one rank: a file blocks, a worker is killed, the host's memory is used up",
 }
 
+ON_GPUS = {
+    "host sleeps": "a rank's host is late",
+    "host stopped": "a rank is frozen (SIGSTOP)",
+    "killed": "a rank is killed",
+    "GPU spins in a kernel": "a GPU is stuck in a kernel",
+    "all GPUs in one collective": "all GPUs are stuck in one collective",
+    "replays another graph": "a rank replays another graph than the others",
+    "diverging collective, eager": "a collective that the others do not call, without graphs",
+    "out of memory": "one rank has no GPU memory left",
+    "late loader": "a rank's file blocks",
+    "capture fails on one rank": "one rank cannot capture its step (row 35)",
+}
+
 COMMAND = re.compile(r"\S+ -m nest_ssl (\w+)(?: [\w.+~]+=\S+)+")
 """A whole command, with this machine's paths."""
 TEMPLATE = Path(__file__).with_name("faults.md.in")
+GPU_RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "stalls_on_gpu.json"
 
 
 def main(folder: Path, docs: Path) -> None:
@@ -61,7 +78,9 @@ def main(folder: Path, docs: Path) -> None:
         raise SystemExit(f"no output for rows {sorted(missing)}: run all fault tests.")
     rows = [_row(number, content) for number in FAULTS for content in found[number][:3]]
     report = found[3][0]["text"]
+    on_gpus = "".join(_gpu_row(trial) for trial in json.loads(GPU_RESULTS.read_text())[-1]["trials"])
     text = TEMPLATE.read_text().replace("@ROWS@\n", "".join(rows)).replace("@REPORT@", report)
+    text = text.replace("@GPU_ROWS@\n", on_gpus)
     (docs / "faults.md").write_text(text)
     page = docs / "why-it-hung.md"
     block = re.compile(r"(?s)```\n(?:@ROW_28@|nest-ssl: rank .*?)\n```")
@@ -77,6 +96,16 @@ def _row(number: int, content: dict[str, Any]) -> str:
         said = COMMAND.sub(r"nest-ssl \1 …", "<br>".join(lines))
     after = f"{content['after_s']:.1f} s" if content["after_s"] is not None else "–"
     return f"| {number} | {FAULTS[number]} | {said.replace('|', '/')} | {after} | {content['exit']} |\n"
+
+
+def _gpu_row(trial: dict[str, Any]) -> str:
+    said = "one line in the log; all ranks continue without graphs"
+    if trial["kind"]:
+        ranks = f"rank{'s' if len(trial['ranks']) > 1 else ''} {', '.join(map(str, trial['ranks']))}"
+        cause = re.sub(r"/tmp/\w+/", "/", trial["cause"]).partition(". Lower ")[0]
+        said = f"**{ranks}**; {trial['stage']}, step {trial['step']}; {cause}"
+    after = "–" if trial["reported_s"] is None else f"{trial['reported_s']:.1f} s"
+    return f"| {ON_GPUS[trial['name']]} | {said} | {after} | {trial['exit_code']} |\n"
 
 
 if __name__ == "__main__":

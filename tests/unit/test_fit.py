@@ -59,6 +59,15 @@ def test_a_good_guess_needs_two_trials() -> None:
     assert tried == [100, 106]
 
 
+def test_nothing_below_what_is_known_to_fit_is_tried() -> None:
+    def never(size: int) -> bool:
+        assert size > 544
+        return False
+
+    assert largest(never, 1024, 1024, least=544) == 544
+    assert largest(lambda size: pytest.fail("there is nothing to find"), 544, least=544) == 544
+
+
 def test_the_result_is_zero_if_nothing_fits_and_never_above_the_limit() -> None:
     assert largest(lambda size: False, 8) == 0
     assert largest(lambda size: False, 1024, 700) == 0
