@@ -43,10 +43,24 @@ def say(*texts: object, **options: Any) -> None:
 
 
 def keep_inputs(option: str, outputs: Iterable[Path], inputs: Iterable[str | Path]) -> None:
-    """Refuse to write over a file that is read, by whatever path it is called."""
-    for output, source in itertools.product(filter(os.path.exists, outputs), filter(os.path.exists, inputs)):
+    """Refuse to write over a file that is read, by whatever path it is called, or over audio."""
+    there = [output for output in outputs if output.is_file()]
+    for output, source in itertools.product(there, filter(os.path.exists, inputs)):
         if os.path.samefile(output, source):
             raise ValueError(f"{option} {output}: would overwrite the input {source}. Give another path.")
+    for output in there:
+        if _is_audio(output):
+            raise ValueError(f"{option} {output}: is an audio file, and would be overwritten. Give another path.")
+
+
+def _is_audio(path: Path) -> bool:
+    from nest_ssl.audio import AudioError, audio_info
+
+    try:
+        audio_info(path)
+    except AudioError:
+        return False
+    return True
 
 
 def layers_from_0(layers: str) -> str:

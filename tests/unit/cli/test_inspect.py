@@ -82,6 +82,14 @@ def test_a_page_does_not_overwrite_a_manifest(manifest: Path, tmp_path: Path, as
     assert manifest.read_bytes() == before
 
 
+def test_a_page_does_not_overwrite_audio(manifest: Path) -> None:
+    audio = next(manifest.parent.rglob("*.wav"))
+    before = audio.read_bytes()
+    result = runner.invoke(app, ["inspect", str(manifest), "--output", str(audio)])
+    assert f"--output {audio}: is an audio file" in str(result.exception)
+    assert audio.read_bytes() == before
+
+
 @pytest.mark.parametrize("seed", ["-1", "99999999999999999999999"])
 def test_a_seed_out_of_range_is_refused_by_its_name(manifest: Path, seed: str) -> None:
     result = runner.invoke(app, ["inspect", str(manifest), "--seed", seed])
