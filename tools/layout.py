@@ -46,7 +46,7 @@ LIMITS: dict[str, Limit] = {
         "training/sharding.py",
     ),
     "lines": Limit(
-        32_400,
+        32_600,
         "lines of source",
         "the design said 21,000. The twins and workarounds are gone (no two places share more than 10 lines of logic), "
         "but what replaced Lightning, the trainer's fields, sharding, plugins and the comments of the kernels took "

@@ -247,6 +247,7 @@ class Graphs:
     def __init__(self, lane: Lane) -> None:
         self.lane = lane
         self._graphs: dict[Key, StepGraph] = {}
+        self._dropped: list[StepGraph] = []
         self._storage = torch.empty(0, device=lane.device)
         self.largest = 0
         """Values of the largest batch that will come, where that is known: the place for inputs is made once."""
@@ -277,7 +278,11 @@ class Graphs:
         return made
 
     def drop(self, key: Key) -> None:
-        self._graphs.pop(key, None)
+        """Forget a graph. It goes together with the others: where one goes, torch (from 2.11; pytorch/pytorch#193402)
+        frees the cuBLAS workspaces of its stream, which all graphs of a lane compute in.
+        """
+        if key in self._graphs:
+            self._dropped.append(self._graphs.pop(key))
 
 
 class Leaves:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -320,6 +322,31 @@ class TestGraphsByAStandIn:
         for _ in range(3):
             train_on(step, batch)
         assert "rank 1 failed: no such operation" in step.engine.description
+
+    def test_a_graph_that_is_dropped_goes_with_the_others(self) -> None:
+        """Where one graph goes, torch frees what all graphs of its stream compute in."""
+        step = train_step(tiny_model(EXACT).train())
+        for _ in range(2):
+            train_on(step, batch_of([24_000, 16_007]))
+        recorded: list[weakref.ref[StandIn]] = []
+        lane = step.engine._lane
+        assert lane is not None
+
+        def record(run: Callable[[], None]) -> StandIn:
+            graph = StandIn(run)
+            recorded.append(weakref.ref(graph))
+            return graph
+
+        lane.record = record  # type: ignore[assignment, method-assign]
+        step.engine.vote = lambda text: [text, "no room"]
+        for _ in range(2):
+            train_on(step, batch_of([60_000, 50_000]))
+        gc.collect()
+        assert step.engine.num_graphs == 1
+        assert recorded[0]() is not None
+        step.release()
+        gc.collect()
+        assert recorded[0]() is None
 
     def test_several_ranks_need_a_planned_size(self) -> None:
         model, batch = tiny_model(EXACT).train(), batch_of([24_000, 16_007])
