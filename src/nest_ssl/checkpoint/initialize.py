@@ -11,13 +11,15 @@ from torch import Tensor, nn
 
 from nest_ssl.checkpoint.read import hub_file, read_checkpoint
 from nest_ssl.config import NestConfig
-from nest_ssl.config.checks import short
+from nest_ssl.config.checks import quoted, short
 from nest_ssl.nemo_file import GIVEN, CheckpointError, check_values
 from nest_ssl.run_folder import is_checkpoint
 
 log = logging.getLogger(__name__)
 
 KEYS = ("init_from_nemo_model", "init_from_ptl_ckpt", "init_from_pretrained_model")
+OPTIONS = {"path", "name", "include", "exclude"}
+"""Of one source."""
 
 
 @dataclass
@@ -71,6 +73,8 @@ def _sources(key: str, value: Any) -> list[tuple[str, dict[str, Any]]]:
         name = options.get("path") or options.get("name") if isinstance(options, dict) else None
         if name is None:
             raise ValueError(f"{key}.{label}: expected a mapping with 'path' or 'name', 'include', 'exclude'.")
+        for unknown in options.keys() - OPTIONS:
+            raise ValueError(f"{key}.{label}: there is no {quoted(unknown)}. Known: {', '.join(sorted(OPTIONS))}.")
         out.append((str(name), options))
     return out
 

@@ -15,7 +15,7 @@ from nest_ssl.config.checks import (
     Positive,
     Range,
     Seed,
-    Share,
+    ShareBelowOne,
     check_ranges,
     duration_s,
     local_paths,
@@ -165,8 +165,8 @@ class TrainerConfig:
         if self.deterministic not in (None, True, False, "warn"):
             raise ValueError(f"trainer.deterministic: {quoted(self.deterministic)} is neither true, false nor 'warn'.")
         self._check_counts()
-        if self.max_time is not None:
-            duration_s("trainer.max_time", self.max_time)
+        if self.max_time is not None and duration_s("trainer.max_time", self.max_time) == 0:
+            raise ValueError("trainer.max_time: no time at all trains nothing. Use null for no limit.")
 
     def _check_counts(self) -> None:
         for name in ("limit_train_batches", "limit_val_batches"):
@@ -353,7 +353,7 @@ class EmaConfig:
     """`exp_manager.ema:`: a running average of the weights."""
 
     enable: bool = False
-    decay: Share = 0.999
+    decay: ShareBelowOne = 0.999
     """Share of the average that each update keeps."""
     validate_original_weights: bool = False
     """Validate the training weights instead of the average."""

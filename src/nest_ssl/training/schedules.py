@@ -183,6 +183,7 @@ class CosineAnnealing(Schedule):
         self.constant_steps = self._num_steps("constant", constant_steps, constant_ratio)
         super().__init__(optimizer, max_steps=max_steps, **settings)
         self._peak_above_min()
+        _ = self.total_steps
         if self.constant_steps and self.warmup_steps + self.constant_steps > self.total_steps:
             raise ValueError(
                 f"model.optim.sched: {self.warmup_steps} steps of warm-up and {self.constant_steps} constant ones "

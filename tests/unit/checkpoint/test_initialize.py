@@ -112,6 +112,10 @@ def test_a_model_on_the_hub_is_found_in_its_local_cache(
         ({"init_from_nemo_model": "a", "init_from_ptl_ckpt": "b"}, "use only one of them"),
         ({"init_from_nemo_model": {"a": {"include": ["x"]}}}, "init_from_nemo_model.a: expected a mapping with 'path'"),
         ({"init_from_nemo_model": {"a": "x.nemo"}}, "init_from_nemo_model.a: expected a mapping"),
+        (
+            {"init_from_nemo_model": {"a": {"path": "x", "inclde": ["encoder"]}}},
+            "there is no 'inclde'. Known",
+        ),
     ],
 )
 def test_a_key_that_makes_no_sense_is_one_clear_line(keys: dict[str, Any], words: str) -> None:

@@ -84,6 +84,8 @@ REFUSED = {
     "trainer.max_steps=true": "trainer.max_steps: expected a number, got true",
     "trainer.devices=-2": "trainer.devices: -2 is less than -1",
     "trainer.precision=64": "trainer.precision=64: not supported",
+    "trainer.max_time=00:00:00:00": "trainer.max_time: no time at all trains nothing",
+    "exp_manager.ema.decay=1": "exp_manager.ema.decay: ",
     "trainer.max_time={days:-1}": "trainer.max_time: {'days': -1} is less than 0 seconds",
     "exp_manager.early_stopping_callback_params.patience=-1": "patience: -1 is less than 0",
     "exp_manager.checkpoint_callback_params.every_n_train_steps=-1": "every_n_train_steps: -1 is less than 0",

@@ -83,8 +83,9 @@ def test_the_sections_max_steps_takes_precedence_over_the_trainers() -> None:
 @pytest.mark.parametrize("trainer_steps", [None, -1])
 def test_a_schedule_with_an_end_needs_the_number_of_steps(trainer_steps: int | None) -> None:
     for name in ("CosineAnnealing", "WarmupAnnealing", "PolynomialDecayAnnealing"):
-        with pytest.raises(ValueError, match=f"max_steps: {name} needs the number of steps"):
-            make(name, trainer_steps)
+        for warmup_steps in (0, 5):
+            with pytest.raises(ValueError, match=f"max_steps: {name} needs the number of steps"):
+                make(name, trainer_steps, warmup_steps=warmup_steps)
     with pytest.raises(ValueError, match="Give model.optim.sched.max_steps or trainer.max_steps"):
         make("NoamAnnealing", trainer_steps, d_model=16, warmup_ratio=0.1)
     assert make("NoamAnnealing", trainer_steps, d_model=16)[1].rate(1.0, 4) == 0.125
