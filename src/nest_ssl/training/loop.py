@@ -273,7 +273,10 @@ class Loop:
             return
         waiting = next(numbered, None)  # where the end is unknown, one batch is read ahead
         if waiting is None:
-            raise ValueError(f"model.train_ds: there is no batch in epoch {state.epoch}.")
+            raise ValueError(
+                f"model.train_ds: there is no batch in epoch {state.epoch}. Are all utterances outside min_duration "
+                f"and max_duration, or fewer than a batch (drop_last)?"
+            )
         while waiting is not None:
             following = next(numbered, None)
             yield (*waiting, following is None)

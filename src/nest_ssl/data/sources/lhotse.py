@@ -12,7 +12,6 @@ lhotse is an optional package (extra `lhotse`), imported when a loader or datase
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -33,7 +32,7 @@ from torch.utils.data import Dataset
 from nest_ssl.audio import AudioError
 from nest_ssl.audio.read import check_regular, check_samples
 from nest_ssl.audio.signal import Samples
-from nest_ssl.config.checks import Range
+from nest_ssl.config.checks import Range, short
 from nest_ssl.config.data import AugmentorConfig, DatasetConfig
 from nest_ssl.config.parsing import parse, read_yaml
 from nest_ssl.data.batch.augmentation import build_augmentor
@@ -57,6 +56,8 @@ READ_BY_SHELL = (".sph", ".opus")
 LOG_EVERY_S, BEAT_EVERY_S = 30.0, 1.0
 """How often passing over batches is logged, and reported to the watchdog."""
 
+MOST_NESTED = 16
+"""Groups within groups of `input_cfg`."""
 KEYS = {
     "nemo": {"manifest_filepath"},
     "nemo_tarred": {"manifest_filepath", "tarred_audio_filepaths"},
@@ -356,16 +357,6 @@ class _Noted:
     longest_s: float
 
 
-@contextlib.contextmanager
-def _plain_errors() -> Iterator[None]:
-    """Turn what lhotse stumbles over in odd cuts into one line."""
-    try:
-        yield
-    except (TypeError, KeyError, AttributeError, AssertionError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise ValueError(f"cuts_path: lhotse cannot read these cuts ({reason}).") from error
-
-
 @cache
 def _noting(sampler: Any) -> Any:
     """Return a class of lhotse's sampler that lists the batches it formed, of all ranks, in `noted`."""
@@ -378,8 +369,7 @@ def _noting(sampler: Any) -> Any:
             return super().__iter__()
 
         def _next_batch(self) -> CutSet:
-            with _plain_errors():
-                batch = super()._next_batch()
+            batch = super()._next_batch()
             self.noted.append(_Noted(len(batch), max(float(cut.duration) for cut in batch)))
             return batch
 
@@ -435,12 +425,11 @@ class LhotseInputs:
         self.config, self.seed, self._open_sources = config, seed, open_sources
         self.sources: list[ManifestDataset] = []
         self._named: list[str] = []
-        self._inputs = self._open(_entries(config), 1.0)
+        self._inputs = [Input(weight, self._open(kind, entry)) for kind, entry, weight in _mixed(_entries(config))]
 
     def cuts(self, epoch: int) -> CutSet:
         """Return the inputs mixed by weight: endless if there are several, unless `force_finite`."""
-        with _plain_errors():
-            cut_sets = [given.cuts(epoch) for given in self._inputs]
+        cut_sets = [given.cuts(epoch) for given in self._inputs]
         if len(cut_sets) == 1:
             cuts = cut_sets[0]
         else:
@@ -465,21 +454,10 @@ class LhotseInputs:
         parts += [f"{path} {os.stat(path).st_size}" for path in self._named]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
-    def _open(self, entries: list[dict[str, Any]], weight: float) -> list[Input]:
-        inputs: list[Input] = []
-        for entry in entries:
-            kind, own_weight = _checked(entry), weight * float(entry.get("weight", 1.0))
-            if kind == "group":
-                members = self._open(_listed(entry["input_cfg"]), 1.0)
-                total = sum(member.weight for member in members)
-                inputs += [replace(member, weight=own_weight * member.weight / total) for member in members]
-            elif kind in ("nemo", "nemo_tarred"):
-                inputs.append(Input(own_weight, self._open_manifests(entry)))
-            elif kind == "lhotse":
-                inputs.append(Input(own_weight, self._open_cuts(str(entry["cuts_path"]))))
-            else:
-                inputs.append(Input(own_weight, self._open_shar(entry["shar_path"])))
-        return inputs
+    def _open(self, kind: str, entry: dict[str, Any]) -> Callable[[int], CutSet]:
+        if kind in ("nemo", "nemo_tarred"):
+            return self._open_manifests(entry)
+        return self._open_cuts(str(entry["cuts_path"])) if kind == "lhotse" else self._open_shar(entry["shar_path"])
 
     def _open_manifests(self, entry: dict[str, Any]) -> Callable[[int], CutSet]:
         tarred = entry.get("tarred_audio_filepaths")
@@ -500,19 +478,49 @@ class LhotseInputs:
 
     def _open_cuts(self, path: str) -> Callable[[int], CutSet]:
         self._named.append(path)
-        return lambda epoch: _lhotse().CutSet.from_file(path)
+        FileCuts("cuts_path", path, read := partial(_lhotse().CutSet.from_file, path)).check()
+        return lambda epoch: _lhotse().CutSet(FileCuts("cuts_path", path, read))
 
     def _open_shar(self, folders: str | list[str]) -> Callable[[int], CutSet]:
         listed = [folders] if isinstance(folders, str) else list(folders)
         self._named += [os.path.join(folder, name) for folder in listed for name in sorted(os.listdir(folder))]
-        shuffle, seed = self.config.shuffle, self.seed
+        shuffle, seed, cut_set = self.config.shuffle, self.seed, _lhotse().CutSet
+
+        def part(folder: str, epoch: int) -> FileCuts:
+            read = partial(cut_set.from_shar, in_dir=folder, shuffle_shards=shuffle, seed=seed + epoch)
+            return FileCuts("shar_path", folder, read)
 
         def cuts(epoch: int) -> CutSet:
-            cut_set = _lhotse().CutSet
-            parts = [cut_set.from_shar(in_dir=f, shuffle_shards=shuffle, seed=seed + epoch) for f in listed]
+            parts = [cut_set(part(folder, epoch)) for folder in listed]
             return parts[0] if len(parts) == 1 else cut_set.mux(*parts, seed=seed + epoch)
 
+        for folder in listed:
+            part(folder, 0).check()
         return cuts
+
+
+class FileCuts:
+    """The cuts that lhotse reads from a file or folder; what it stumbles over is one line that names it."""
+
+    def __init__(self, key: str, path: str, read: Callable[[], CutSet]) -> None:
+        self._key, self._path, self._read = key, path, read
+
+    def __iter__(self) -> Iterator[Cut]:
+        try:
+            for cut in self._read() or ():
+                if not (cut.start >= 0 and cut.duration > 0):
+                    raise ValueError(f"cut {cut.id!r} starts at {cut.start} s and lasts {cut.duration} s")
+                yield cut
+        except MemoryError:
+            raise
+        except Exception as error:  # each of its formats has errors of its own
+            reason = (str(error).splitlines() or [""])[0] or type(error).__name__
+            raise ValueError(f"{self._key}: {self._path}: lhotse cannot read these cuts ({reason}).") from error
+
+    def check(self) -> None:
+        """Refuse cuts of which not even the first can be read before a run begins."""
+        if next(iter(self), None) is None:
+            raise ValueError(f"{self._key}: {self._path}: has no cut.")
 
 
 class ManifestCuts:
@@ -552,10 +560,7 @@ def _lasts_between(least_s: float, most_s: float, cut: Any) -> bool:
 def is_endless(config: DatasetConfig) -> bool:
     """Tell whether an epoch never ends: several inputs are mixed endlessly, unless `force_finite`."""
 
-    def num_inputs(entries: list[dict[str, Any]]) -> int:
-        return sum(num_inputs(_listed(e["input_cfg"])) if _checked(e) == "group" else 1 for e in entries)
-
-    return not config.force_finite and num_inputs(_entries(config)) > 1
+    return not config.force_finite and len(_mixed(_entries(config))) > 1
 
 
 def _entries(config: DatasetConfig) -> list[dict[str, Any]]:
@@ -578,16 +583,34 @@ def _entries(config: DatasetConfig) -> list[dict[str, Any]]:
 
 
 def _listed(input_cfg: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
-    if isinstance(input_cfg, str):
-        loaded = read_yaml(input_cfg)
-        if not isinstance(loaded, list):
-            raise ValueError(f"input_cfg: {input_cfg} does not contain a list.")
-        return loaded
-    return input_cfg
+    listed = read_yaml(input_cfg) if isinstance(input_cfg, str) else input_cfg
+    if not isinstance(listed, list) or not listed:
+        what = f"{input_cfg} does not contain" if isinstance(input_cfg, str) else f"{short(input_cfg)} is not"
+        raise ValueError(f"input_cfg: {what} a list of inputs.")
+    return listed
+
+
+def _mixed(entries: list[dict[str, Any]], depth: int = 0) -> list[tuple[str, dict[str, Any], float]]:
+    """Return kind, entry and weight of every input; those of a group share its weight."""
+    inputs: list[tuple[str, dict[str, Any], float]] = []
+    for entry in entries:
+        kind, weight = _checked(entry), float(entry.get("weight", 1.0))
+        if kind != "group":
+            inputs.append((kind, entry, weight))
+            continue
+        if depth == MOST_NESTED:
+            inner = given if isinstance(given := entry["input_cfg"], str) else "one of them"
+            raise ValueError(f"input_cfg: {depth} groups within groups. Does {inner} name itself?")
+        members = _mixed(_listed(entry["input_cfg"]), depth + 1)
+        total = sum(own for *_, own in members)
+        inputs += [(own_kind, member, weight * own / total) for own_kind, member, own in members]
+    return inputs
 
 
 def _checked(entry: dict[str, Any]) -> str:
     """Return the type of an entry, after checking that it has all keys it needs and no others."""
+    if not isinstance(entry, dict):
+        raise ValueError(f"input_cfg: {short(entry)} is not a mapping with a 'type'.")
     kind = entry.get("type")
     if kind not in KEYS:
         raise ValueError(f"input_cfg: type {kind!r} is not one of {', '.join(map(repr, KEYS))}.")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import itertools
 import logging
 import re
@@ -154,6 +155,18 @@ def test_inputs_are_mixed_by_weight_without_end(corpus: Corpus, tmp_path: Path) 
     assert sum(len(spec.cuts) for spec in finite.batches) == 25
 
 
+def test_a_mixture_of_nothing_or_of_itself_is_refused(corpus: Corpus, tmp_path: Path) -> None:
+    path = tmp_path / "i.yaml"
+    for content, message in (
+        ("[]", "input_cfg: .*i.yaml does not contain a list of inputs"),
+        ("[text]", "input_cfg: text is not a mapping with a 'type'"),
+        (f"[{{type: group, input_cfg: {path}}}]", "groups within groups. Does .*i.yaml name itself"),
+    ):
+        path.write_text(content)
+        with pytest.raises(ValueError, match=message):
+            build_loader(config(corpus, manifest_filepath=None, input_cfg=str(path)))
+
+
 def test_an_input_that_is_not_understood_is_refused(corpus: Corpus) -> None:
     for entry, message in (
         ({"type": "parquet"}, "type 'parquet' is not one of"),
@@ -169,6 +182,32 @@ def test_an_input_that_is_not_understood_is_refused(corpus: Corpus) -> None:
         build_loader(config(corpus, manifest_filepath=None))
     with pytest.raises(ValueError, match="batch_duration: needed"):
         build_loader(config(corpus, batch_duration=None))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("c.jsonl", b"", "has no cut"),
+        ("c.jsonl", b"no json\n", "cannot read these cuts"),
+        ("c.jsonl", b'{"audio_filepath": "a.wav", "duration": 1.0}\n', "cannot read these cuts"),
+        ("c.jsonl", b'{"id": "c", "type": "PaperCut", "start": 0, "duration": 1, "channel": 0}\n', "PaperCut"),
+        ("c.jsonl", b'{"id": "c", "type": "MonoCut", "start": -3, "duration": 1, "channel": 0}\n', "starts at -3"),
+        ("c.jsonl", b'{"id": "c", "type": "MonoCut", "start": 0, "duration": 0, "channel": 0}\n', "lasts 0 s"),
+        ("c.jsonl.gz", gzip.compress(b'{"id": "c", "type": "MonoCut"}\n' * 99)[:30], "cannot read these cuts"),
+        ("c.yaml", b"- !!python/object/apply:os.system ['touch pwned']\n", "could not determine a constructor"),
+    ],
+)
+def test_cuts_that_cannot_be_read_are_refused_by_their_file(
+    corpus: Corpus, tmp_path: Path, name: str, content: bytes, words: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=f"^cuts_path: .*{name}: .*{words}"):
+        build_loader(config(corpus, manifest_filepath=None, cuts_path=str(tmp_path / name)))
+
+
+def test_a_shar_folder_without_shards_is_refused_by_its_name(corpus: Corpus, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"^shar_path: {tmp_path}: lhotse cannot read these cuts"):
+        build_loader(config(corpus, manifest_filepath=None, shar_path=str(tmp_path)))
 
 
 def test_bad_files_are_replaced_without_changing_the_batches(tmp_path: Path) -> None:
