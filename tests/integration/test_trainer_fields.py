@@ -62,6 +62,7 @@ def count_validation_batches(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         (["limit_val_batches=0"], []),
         (["limit_train_batches=4"], [4, 8, 12]),
         (["limit_train_batches=0.5", "val_check_interval=1.0"], [3, 6, 9, 12]),
+        (["limit_train_batches=0.01", "limit_val_batches=0.01", "max_steps=3"], [1, 2, 3]),  # at least one batch
         (["max_steps=8"], [6]),
         (["max_epochs=1", "max_steps=-1"], [6]),
         ([*LHOTSE, "val_check_interval=1000"], [6, 12]),  # an epoch of unknown length is validated at its end

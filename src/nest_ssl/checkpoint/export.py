@@ -50,6 +50,8 @@ def _checked_output(output: Path, kind: str) -> Path:
     if suffix is None:
         if output.exists() and not output.is_dir():
             raise ValueError(f"{output}: is a file; {kind} needs a folder.")
+        if output.is_dir() and any(output.iterdir()) and not (output / "config.json").is_file():
+            raise ValueError(f"{output}: is a folder with other files. Give a new folder.")
         return output
     if output.is_dir():
         raise ValueError(f"{output}: is a folder; give a file such as {output / 'nest'}{suffix}.")

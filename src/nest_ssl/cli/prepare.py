@@ -51,6 +51,8 @@ def prepare(
     num_workers = _num_cores() if workers is None else workers
     part = None if job is None else Job.parse(job)
     divide = None if split is None else Split(split.value, valid_share, folder_level)
+    if shards is None and shards_folder is not None:
+        raise ValueError(f"--shards-folder {shards_folder}: there are no shards to write. Give --shards too.")
     target = output if divide is None else part_path(output, "train")
     parts = ("train", "valid") if divide else ()
     _check_outputs(source, [output, bad_path(output), *(part_path(output, name) for name in parts)])
@@ -85,6 +87,8 @@ def _measure(
     source: Path, output: Path, check: Check, job: Job | None, merge: int | None, num_workers: int, restart: bool
 ) -> None:
     decode = check is Check.decode
+    if count_entries(source, most=1) == 0:
+        raise ValueError(f"{source}: names no audio file.")
     if merge is not None:
         progress = merge_jobs(source, output, merge, decode=decode, restart=restart)
     else:

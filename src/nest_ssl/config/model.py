@@ -115,8 +115,8 @@ class PreprocessorConfig:
         at_least(f"{where} window stride, in samples", self.num_stride_samples, 1)
         if self.num_fft < self.num_window_samples:
             raise ValueError(
-                f"{where}.n_fft: {self.num_fft} is less than a window, {self.num_window_samples} samples at "
-                f"{where}.sample_rate {self.sample_rate}. Raise it, or set null."
+                f"{where}.n_fft: {self.num_fft} is less than a window (window_size), {self.num_window_samples} samples "
+                f"at {where}.sample_rate {self.sample_rate}. Raise it, or set null."
             )
 
     @property

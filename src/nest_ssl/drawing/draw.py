@@ -17,6 +17,7 @@ import jinja2
 import numpy as np
 from numpy.typing import NDArray
 
+from nest_ssl.config.checks import printable
 from nest_ssl.files import replace_text
 
 if TYPE_CHECKING:
@@ -205,9 +206,9 @@ def render_template(package: str, template: str, **values: Any) -> str:
 
 
 def write_html(page: str, path: Path) -> None:
-    """Write a page whole, or say why it cannot be written."""
+    """Write a page whole, with control codes of names written out, or say why it cannot be written."""
     try:
-        replace_text(path, page)
+        replace_text(path, printable(page))
     except OSError as error:
         reason = error.strerror or str(error)
         raise ValueError(f"{path}: cannot be written: {reason}. Name another file with --output.") from error

@@ -132,12 +132,17 @@ class Ledger:
         """Return the progress of an earlier run with the same settings; none: from the start."""
         try:
             state = json.loads(self._state.read_bytes())
+            settings, progress = state["settings"], Progress(**state["progress"])
+            if any(type(value) is not type(getattr(Progress, name)) for name, value in asdict(progress).items()):
+                raise ValueError("a value of another type")
         except FileNotFoundError:
             return Progress()
-        if state["settings"] != self._settings:
+        except (ValueError, KeyError, TypeError, RecursionError):
+            logger.warning("%s: is damaged; measuring from the start", self._state)
+            return Progress()
+        if settings != self._settings:
             logger.warning("%s: made with other settings; measuring from the start", self.manifest)
             return Progress()
-        progress = Progress(**state["progress"])
         if progress.complete:
             return progress if all(path.exists() for path in self._finals) else Progress()
         self.progress = progress

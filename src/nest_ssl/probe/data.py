@@ -69,7 +69,7 @@ def label_under(key: str) -> ProbeTask:
 
     def label(utterance: Utterance) -> object:
         value = utterance.extra.get(key)
-        if value is None or isinstance(value, (dict, list)):
+        if value is None or isinstance(value, (dict, list)) or value != value:  # not even itself: NaN
             known = ", ".join(sorted(utterance.extra)) or "none"
             raise ValueError(f"no label '{key}'. Keys of this line: {known}.")
         return value

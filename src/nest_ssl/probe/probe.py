@@ -78,7 +78,7 @@ class ProbeOptions:
         if self.labels_per_class is not None and self.labels_per_class < 1:
             raise ValueError(f"--labels-per-class {self.labels_per_class}: give 1 or more.")
         if self.training.finetune and self.head == "linear":
-            raise ValueError("fine-tuning trains the attentive head; use --head attentive.")
+            raise ValueError("--finetune trains the attentive head; use --head attentive.")
 
     @property
     def name(self) -> str:

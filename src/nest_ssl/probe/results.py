@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from nest_ssl.config.checks import printable
 from nest_ssl.drawing.draw import line, rect, svg, text, ticks
 from nest_ssl.files import replace_text
 
@@ -114,4 +115,4 @@ def write_confusion(counts_CC: NDArray[np.int64], classes: Sequence[str], path: 
 def _write(path: Path, width: float, height: float, parts: list[str], label: str) -> None:
     picture = svg(width, height, [_STYLE, *parts], label)
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:g}" height="{height:g}" '
-    replace_text(path, picture.replace("<svg ", head, 1) + "\n")
+    replace_text(path, printable(picture.replace("<svg ", head, 1)) + "\n")

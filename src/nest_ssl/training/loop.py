@@ -113,7 +113,7 @@ class Limits:
 
 
 def num_batches(loader: PlannedLoader, limit: int | float | None, fast_dev_run: int | bool) -> int | None:
-    """Batches of an epoch under `trainer.limit_train_batches`; None: unknown."""
+    """Batches of an epoch under `trainer.limit_train_batches`, at least one; None: unknown."""
     if fast_dev_run:
         limit = int(fast_dev_run)
     if loader.batches.utterances_per_epoch() is None or not _has_length(loader):
@@ -125,7 +125,7 @@ def num_batches(loader: PlannedLoader, limit: int | float | None, fast_dev_run: 
     whole = len(loader)
     if limit is None:
         return whole
-    return min(whole, limit) if isinstance(limit, int) else int(whole * limit)
+    return min(whole, limit) if isinstance(limit, int) else max(1, int(whole * limit))
 
 
 def _has_length(loader: PlannedLoader) -> bool:

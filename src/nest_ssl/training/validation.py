@@ -125,7 +125,7 @@ class Validation:
                 raise ValueError(
                     "trainer.limit_val_batches: a share of data whose length is unknown. Give a number of batches."
                 )
-            return int(limit * len(loader))
+            return max(1, int(limit * len(loader)))
         return limit if isinstance(limit, int) else float("inf")
 
     def _metrics(self, sums: list[_Sums]) -> dict[str, float]:

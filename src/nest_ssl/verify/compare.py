@@ -152,7 +152,9 @@ def ask_nemo(path: Path, nemo_python: str) -> Numbers:
             raise ValueError(f"{nemo_python}: cannot be run as an interpreter: {error.strerror}.") from error
         if done.returncode != 0 or not out.is_file():
             last_line = (done.stderr.strip() or "no output").splitlines()[-1]
-            raise RuntimeError(f"{path}: NeMo could not run it (exit code {done.returncode}): {last_line}")
+            raise RuntimeError(
+                f"{path}: NeMo could not run it (exit code {done.returncode}): {last_line} ({nemo_python})"
+            )
         return _arrays(out)
 
 

@@ -185,6 +185,7 @@ def test_onnx_gives_our_encoder_for_any_batch_and_length(tmp_path: Path) -> None
         ("out.bin", "onnx", "the file name must end in .onnx for onnx"),
         (".", "nemo", "is a folder; give a file such as .*nest.nemo"),
         ("nest.nemo", "huggingface", "is a file; huggingface needs a folder"),
+        (".", "huggingface", "is a folder with other files. Give a new folder"),
         ("out", "tensorflow", "'tensorflow' is not one of huggingface, nemo, safetensors, onnx"),
     ],
 )

@@ -77,7 +77,7 @@ def test_an_error_is_one_line(corpus: Path, tmp_path: Path) -> None:
     assert "such as 3/16" in run(corpus, "--output", output, "--job", "x", fails=True)
     assert "between 0 and 1" in run(corpus, "--output", output, "--split", "hash", "--valid-share", 2, fails=True)
     (tmp_path / "nothing").mkdir()
-    assert "no usable audio" in run(tmp_path / "nothing", "--output", output, "--workers", 0, fails=True)
+    assert "names no audio file" in run(tmp_path / "nothing", "--output", output, "--workers", 0, fails=True)
 
 
 def test_a_list_and_a_manifest_are_inputs_too(corpus: Path, tmp_path: Path) -> None:
@@ -120,6 +120,7 @@ def test_an_output_that_is_an_input_is_refused_and_left(
         (("--split", "folder", "--folder-level", 0), "--folder-level 0: give 1, 2, …, or -1"),
         (("--split", "folder", "--folder-level", -99), "--folder-level -99: give 1, 2, …, or -1"),
         (("--shards", 100), "corpus names 31 files. Give 1 to 31."),
+        (("--shards-folder", "x"), "--shards-folder x: there are no shards to write. Give --shards too."),
     ],
 )
 def test_a_split_or_shards_that_cannot_be_are_refused_before_anything_is_measured(
@@ -127,6 +128,13 @@ def test_a_split_or_shards_that_cannot_be_are_refused_before_anything_is_measure
 ) -> None:
     assert words in run(corpus, "--output", tmp_path / "m.jsonl", *options, "--workers", 0, fails=True)
     assert list(tmp_path.iterdir()) == [corpus]
+
+
+def test_a_folder_without_audio_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "notes.txt").touch()
+    assert "empty: names no audio file." in run(tmp_path / "empty", "--output", tmp_path / "m.jsonl", fails=True)
+    assert list(tmp_path.iterdir()) == [tmp_path / "empty"]
 
 
 @pytest.mark.parametrize("options", [("--split", "hash", "--valid-share", 1e-9), ("--shards", 31)])

@@ -196,6 +196,15 @@ def test_other_settings_start_over(corpus: Path, tmp_path: Path, caplog: pytest.
     assert progress.num_good == 13
 
 
+@pytest.mark.parametrize("content", ["{", "[]", '{"settings": {}, "progress": {"num_done": 3}}', "[" * 100_000])
+def test_a_damaged_state_starts_over(
+    corpus: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str
+) -> None:
+    (tmp_path / "m.jsonl.state").write_text(content)
+    assert prepare_manifest(corpus, tmp_path / "m.jsonl").num_good == 12
+    assert "m.jsonl.state: is damaged; measuring from the start" in caplog.text
+
+
 def test_a_complete_run_does_nothing_unless_told_to_restart(corpus: Path, tmp_path: Path) -> None:
     output = tmp_path / "m.jsonl"
     prepare_manifest(corpus, output)

@@ -52,6 +52,10 @@ def test_where_the_speaker_is_the_label_utterances_are_held_out_one_by_one(manif
 def test_missing_and_unknown_labels_are_named(manifest: Path) -> None:
     with pytest.raises(ValueError, match=r"manifest.jsonl:1: no label 'emotion'. Keys of this line: label, speaker"):
         labelled_by_key(manifest, "emotion")
+    odd = manifest.with_name("odd.jsonl")
+    odd.write_text(manifest.read_text().splitlines()[0].replace("}", ', "mood": NaN}') + "\n")
+    with pytest.raises(ValueError, match="no label 'mood'"):
+        labelled_by_key(odd, "mood")
     examples = labelled_by_key(manifest, "label")
     twos = [example for example in examples if example.label == "2"]
     with pytest.raises(ValueError, match="all utterances of the training set have the label '2'"):

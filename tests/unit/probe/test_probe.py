@@ -114,7 +114,7 @@ def test_the_attentive_head_learns_with_the_encoder_frozen_or_not(manifests: dic
         ({"snr_db": -1e30, "noise_manifest": "n.jsonl"}, r"--snr: -1e\+30 is less than -100"),
         ({"task": "length"}, "give --label KEY or --task NAME, one of the two"),
         ({"labels_per_class": 0}, "--labels-per-class 0: give 1 or more"),
-        ({"training": TrainingOptions(finetune=True)}, "fine-tuning trains the attentive head"),
+        ({"training": TrainingOptions(finetune=True)}, "--finetune trains the attentive head"),
     ],
 )
 def test_options_that_do_not_fit_together_are_refused(options: dict[str, Any], words: str) -> None:

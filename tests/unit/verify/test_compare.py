@@ -38,6 +38,8 @@ def test_an_interpreter_that_cannot_answer_is_named() -> None:
         ask_nemo(GOLDEN / "pre_conv.nemo", "/nonexistent")
     with pytest.raises(RuntimeError, match=r"pre_conv\.nemo: NeMo could not run it \(exit code 1\)"):
         ask_nemo(GOLDEN / "pre_conv.nemo", sys.executable)
+    with pytest.raises(RuntimeError, match=r"no output \(/bin/true\)"):
+        ask_nemo(GOLDEN / "pre_conv.nemo", "/bin/true")
 
 
 def test_an_interpreter_with_nemo_does_not_need_this_package() -> None:

@@ -187,6 +187,7 @@ class TarredAudioNoiseDataset(ManifestDataset, IterableDataset[AudioNoiseItem]):
         """The number of each utterance in the manifest; None if manifests are per shard: both numberings agree."""
         if shard_manifests or len(self.manifest.paths) > 1:
             self.shard_sizes = self._sizes_of_shard_manifests()
+            _check_archive(self._paths[0])
         else:
             self._numbers, self.shard_sizes = _sorted_by_shard(self.manifest, self._paths, self._tars)
         self._ends = np.cumsum(self.shard_sizes)
@@ -246,6 +247,15 @@ def _existing(paths: list[str]) -> list[str]:
             f"tarred_audio_filepaths: {bad[0]}: no such file ({len(bad)} of {len(paths)} shards are missing)."
         )
     return paths
+
+
+def _check_archive(path: str) -> None:
+    """Refuse shards that are no tar files before a run begins; the headers of all are read when their turn comes."""
+    try:
+        tarfile.open(path, "r:").close()
+    except (OSError, tarfile.TarError) as error:
+        what = f"not a readable, uncompressed tar file: {error}"
+        raise ValueError(f"tarred_audio_filepaths: {path}: {what}.") from error
 
 
 def _sorted_by_shard(manifest: Manifest, paths: list[str], tars: KeptOpen[TarShard]) -> tuple[Indices, tuple[int, ...]]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import io
 import itertools
 import os
@@ -251,6 +252,10 @@ def test_missing_shards_and_wrong_numbers_of_manifests_are_refused_at_the_start(
     for name, what in (("folder", "a folder"), ("fifo", "not a regular file")):
         with pytest.raises(ValueError, match=rf"{name}\.tar: is {what}\. Give uncompressed tar files"):
             build_loader(config(corpus, shards, tarred_audio_filepaths=str(tmp_path / f"{name}.tar")))
+    (tmp_path / "gz.tar").write_bytes(gzip.compress((shards / "audio_0.tar").read_bytes()))
+    others = ",".join(str(shards / f"audio_{number}.tar") for number in range(1, 5))
+    with pytest.raises(ValueError, match=r"gz\.tar: not a readable, uncompressed tar file"):
+        build_loader(config(corpus, shards, tarred_audio_filepaths=f"{tmp_path / 'gz.tar'},{others}"))
     with pytest.raises(ValueError, match="5 manifests for 4 tar shards"):
         build_loader(config(corpus, shards, tarred_audio_filepaths=str(shards / "audio__OP_0..3_CL_.tar")))
     with pytest.raises(ValueError, match="tarred_audio_filepaths: a value is needed"):
