@@ -7,10 +7,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from nest_ssl.fast.engine import Engine
+from nest_ssl.training import saving
 from tests.integration.runs import PROGRAM, arguments, losses, run, run_here
 
 SLOW_VALIDATION = """
@@ -50,6 +53,28 @@ def test_a_validation_that_fails_loses_no_training(corpus: Path, tmp_path: Path)
     assert whole.returncode == 0, whole.stderr[-3000:]
     for column in ("train_loss", "val_loss", "train_loss_epoch"):
         assert losses(tmp_path / "run" / "metrics.csv", column) == losses(tmp_path / "whole" / "metrics.csv", column)
+
+
+def test_a_validation_begins_when_the_checkpoint_before_it_is_written(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A death at its very start, out of memory say, would else take the checkpoint with it, time after time."""
+    last, found = tmp_path / "run" / "checkpoints" / "last.ckpt", []
+    write, evaluate = saving._write_file, Engine.evaluate
+
+    def slow_write(*args: Any, **options: Any) -> None:
+        time.sleep(1.0)
+        write(*args, **options)
+
+    def look(engine: Engine, batch: Any) -> Any:
+        found.append(last.exists() and saved(last))
+        return evaluate(engine, batch)
+
+    monkeypatch.setattr(saving, "_write_file", slow_write)
+    monkeypatch.setattr(Engine, "evaluate", look)
+    more = ("trainer.max_steps=6", "trainer.num_sanity_val_steps=0")
+    run_here(arguments(corpus, tmp_path, "run", NOTHING_ELSE_SAVES, *more))
+    assert set(found) == {(6, True)}
 
 
 def test_a_stop_leaves_a_validation_at_its_next_batch(corpus: Path, tmp_path: Path) -> None:

@@ -438,6 +438,9 @@ class Loop:
             validation.run(None if most == -1 else most)
 
     def _validate(self, validation: Validation) -> None:
+        if self.saver is not None:  # a death in validation, out of memory say, must not take the checkpoint with it
+            self.watch.enter(Stage.CHECKPOINT)
+            self.saver.wait()
         self._look_back()
         self._share_statistics()
         average = self.trained.average
