@@ -346,6 +346,8 @@ def _as_checkpoint_errors(path: Path, what: str) -> Iterator[None]:
 # ---- checkpoints in shards: a folder that torch.distributed.checkpoint wrote ----
 
 INDEX_CHECKSUM = "index_crc32"
+SAVE = "save"
+"""The number of the save: once in the rest, and in the shards of every rank. They may be copied while they change."""
 OPTIMIZER = "optimizer"
 """Tensors are named `state_dict.NAME`, `current_model_state.NAME` and `optimizer.NUMBER.KIND`."""
 _INDEX_GLOBALS = {
@@ -401,7 +403,7 @@ def read_sharded(folder: Path, empty: Empty | None = None, *, only: str = "") ->
         raise CheckpointError(f"{folder / SHARDS_INDEX}: is damaged: it fails its checksum.")
     tensors: dict[str, Any] = {}
     for name, about in index.state_dict_metadata.items():
-        if name.startswith(only):
+        if name.startswith((only, f"{SAVE}.")):
             make = empty or (lambda _, size, dtype: torch.empty(size, dtype=dtype))
             tensors[name] = make(name, about.size, about.properties.dtype)
     reader, planner = FileSystemReader(folder), DefaultLoadPlanner(flatten_state_dict=False)
@@ -419,6 +421,9 @@ def read_sharded(folder: Path, empty: Empty | None = None, *, only: str = "") ->
         reader.read_data(plan, planner).wait()
     except RuntimeError as error:  # torch looks at more of an archive than its checksums cover
         raise CheckpointError(f"{folder}: is damaged: {one_line(error)}") from error
+    saves = {int(tensors.pop(name)) for name in list(tensors) if name.startswith(f"{SAVE}.")}
+    if saves != ({content.pop(SAVE)} if SAVE in content else set()):  # older ones have none
+        raise CheckpointError(f"{folder}: is damaged: its parts are of different saves.")
     for place, value in tensors.items():
         section, name = place.split(".", 1)
         if section == OPTIMIZER:

@@ -6,6 +6,7 @@ scatters in the forward and backward pass. All else works on parts: they are pla
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from nest_ssl.files import SHARDS_REST, put_in_place, remove, replacing
-from nest_ssl.nemo_file import INDEX_CHECKSUM, OPTIMIZER, checksum_of_index, read_index, read_sharded
+from nest_ssl.nemo_file import INDEX_CHECKSUM, OPTIMIZER, SAVE, checksum_of_index, read_index, read_sharded
 from nest_ssl.run_folder import LAST
 from nest_ssl.training.optimizers import with_own_settings
 
@@ -204,6 +205,9 @@ def write_shards(path: Path, checkpoint: Mapping[str, Any], world: World, *, kee
 
     _on_first(world, make_room)  # no rank writes before
     tensors, rest = _separated(checkpoint)
+    number = torch.tensor(time.time_ns(), device=world.device)
+    world.copy_from_first([number])
+    tensors[SAVE], rest[SAVE] = {str(world.rank): number}, int(number)
     planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
     try:
         save(tensors, storage_writer=FileSystemWriter(temporary), planner=planner)

@@ -300,6 +300,16 @@ def test_a_flipped_bit_in_a_shard_is_noticed(run: tuple[Path, dict[str, Any]], t
         load(damaged)
 
 
+def test_shards_of_two_saves_are_noticed(run: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    """As after copying a folder while the run was writing it: every part is whole, and they do not belong together."""
+    mixed = tmp_path / "last.ckpt"
+    shutil.copytree(run[0] / "last.ckpt", mixed)
+    rest = torch.load(mixed / "rest.pt", weights_only=False)
+    torch.save({**rest, "save": rest["save"] + 1}, mixed / "rest.pt")
+    with pytest.raises(CheckpointError, match=r"last\.ckpt: is damaged: its parts are of different saves"):
+        load(mixed)
+
+
 def test_a_flipped_bit_in_the_index_of_shards_is_noticed(run: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     """Pickle has no checksum: another place for a shard would be as good as any."""
     damaged = tmp_path / "last.ckpt"
