@@ -98,6 +98,8 @@ class RunFolder:
 
     def check_kinds(self) -> None:
         """Refuse what stands where the run keeps a file or folder: it could not be written, or would block."""
+        if self.lock.is_symlink():  # it is written in place: the file elsewhere would be
+            raise ValueError(f"{self.lock}: is a link, and the run needs a file there. Delete it.")
         for path in (self.lock, self.saved, self.hparams, self.commit, self.report):
             if path.exists() and not path.is_file():
                 what = "a folder" if path.is_dir() else "not a regular file"

@@ -290,3 +290,19 @@ def test_a_log_that_cannot_be_read_does_not_prevent_a_resume(
     monkeypatch.setattr(Path, "open", fail)
     forget_after(path, 1)
     assert "metrics.csv: cannot be read (Input/output error)" in caplog.text
+
+
+def test_what_stands_in_the_place_of_a_runs_files_is_refused_and_left(tmp_path: Path) -> None:
+    folder, other = RunFolder(tmp_path / "run"), tmp_path / "other"
+    folder.path.mkdir()
+    other.write_text("precious")
+    folder.check_kinds()
+    for path, make in ((folder.lock, lambda path: path.symlink_to(other)), (folder.hparams, Path.mkdir)):
+        make(path)
+        with pytest.raises(ValueError, match=f"{path}: is a (link|folder), and the run needs a file there"):
+            folder.check_kinds()
+        path.unlink() if path.is_symlink() else path.rmdir()
+    folder.incidents.touch()
+    with pytest.raises(ValueError, match="incidents: is not a folder, and the run needs one there"):
+        folder.check_kinds()
+    assert other.read_text() == "precious"
