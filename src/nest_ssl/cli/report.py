@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from nest_ssl.cli.console import keep_inputs, quiet, say
+from nest_ssl.cli.console import quiet, say
 
 
 def report(
@@ -17,7 +17,5 @@ def report(
     """Curves, codebook use, a verdict, and an utterance with its tokens: one HTML file that needs no network."""
     from nest_ssl.report.report import write_run_report
 
-    if output is not None:
-        keep_inputs("--output", [output], (path for path in run_dir.rglob("*") if path.suffix != ".html"))
     with quiet("nest_ssl.data"):  # sizes of manifests and batches say nothing about the run
         say(write_run_report(run_dir, output=output))

@@ -113,6 +113,8 @@ class PreprocessorConfig:
             raise ValueError(f"{where}: give window_stride (seconds) or n_window_stride (samples).")
         at_least(f"{where} window, in samples", self.num_window_samples, 1)
         at_least(f"{where} window stride, in samples", self.num_stride_samples, 1)
+        if self.num_window_samples > self.sample_rate:
+            raise ValueError(f"{where}.window_size: {self.window_size} s is more than a second. NEST: 0.025.")
         if self.num_fft < self.num_window_samples:
             raise ValueError(
                 f"{where}.n_fft: {self.num_fft} is less than a window (window_size), {self.num_window_samples} samples "

@@ -514,6 +514,12 @@ class NestConfig:
                 f"model.optim.sched.warmup_steps: the run ends after {steps} steps (trainer.max_steps), before the "
                 f"warm-up of {sched.warmup_steps} steps does."
             )
+        ema = self.exp_manager.ema if self.exp_manager is not None else EmaConfig()
+        if ema.enable and 0 < steps < ema.every_n_steps:
+            lines.append(
+                f"exp_manager.ema.every_n_steps: the run ends after {steps} steps (trainer.max_steps), before the "
+                f"first update of the average: what is validated and saved are the weights it began with."
+            )
         if model.test_ds is not None and model.test_ds.manifest_filepath is not None:
             lines.append("model.test_ds: is not read; pre-training has no test loop. Use model.validation_ds.")
         if (short_block := _block_too_short(model)) is not None:

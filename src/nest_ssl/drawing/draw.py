@@ -205,9 +205,17 @@ def render_template(package: str, template: str, **values: Any) -> str:
     return environment.get_template(template).render(**values)
 
 
+DOCTYPE = "<!doctype html>"
+
+
 def write_html(page: str, path: Path) -> None:
     """Write a page whole, with control codes of names written out, or say why it cannot be written."""
     try:
+        if path.is_file():
+            with path.open("rb") as file:
+                start = file.read(len(DOCTYPE)).decode(errors="replace").lower()
+            if start not in ("", DOCTYPE):
+                raise ValueError(f"{path}: is no page, and would be overwritten. Name another file.")
         replace_text(path, printable(page))
     except OSError as error:
         reason = error.strerror or str(error)

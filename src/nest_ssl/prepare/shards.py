@@ -1,11 +1,13 @@
 """Tar shards in NeMo's layout: audio_0.tar ..., sharded_manifests/manifest_0.json ..., tarred_audio_manifest.json.
 
 Utterance k goes to shard k % N, so every shard is a sample of the whole. One process writes a shard under another name
-and renames it when it is complete: existing shards are whole, and a run that was killed resumes with the others.
+and renames it when it is complete: existing shards are whole, and a run that was killed resumes with the others. A
+note next to a shard's manifest has what it was made of: it is written again if a file was replaced or the tar is cut.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -21,7 +23,9 @@ import numpy as np
 import soundfile
 
 from nest_ssl.audio import audio_info, read_native
+from nest_ssl.data.manifest.listing import file_version
 from nest_ssl.data.manifest.read import Manifest, Utterance, open_manifests
+from nest_ssl.files import replace_text
 from nest_ssl.prepare.measure import Workers
 
 SEGMENT_SLACK_S = 0.01
@@ -68,22 +72,45 @@ def write_shards(
 
 
 def _is_done(folder: Path, shard: int, num_shards: int, utterances: Manifest) -> bool:
-    """Tell whether a shard is complete (its manifest is renamed last); refuse shards of other data."""
-    path = shard_manifest_path(folder, shard)
+    """Tell whether a shard is complete (its manifest is renamed last) and up to date; refuse shards of other data."""
+    path, tar = shard_manifest_path(folder, shard), tar_path(folder, shard)
     if not path.exists():
         return False
     expected = len(range(shard, len(utterances), num_shards))
     with open(path, "rb") as file:
         found = sum(1 for _ in file)
-    if found != expected or not tar_path(folder, shard).exists():
+    if found != expected or not tar.exists():
         raise ValueError(f"{path}: {found} lines instead of {expected}: shards of other data. Give another folder.")
-    return True
+    try:
+        noted = json.loads(_note_path(folder, shard).read_bytes())
+    except (FileNotFoundError, ValueError):  # NeMo's have none
+        return True
+    made_of = _made_of(utterances, shard, num_shards)
+    if noted.get("paths") != made_of["paths"]:
+        raise ValueError(f"{path}: shards of other data. Give another folder.")
+    return bool(noted == {**made_of, "tar_bytes": tar.stat().st_size})
+
+
+def _note_path(folder: Path, shard: int) -> Path:
+    path = shard_manifest_path(folder, shard)
+    return path.with_name(f"{path.name}.state")
+
+
+def _made_of(utterances: Manifest, shard: int, num_shards: int) -> dict[str, Any]:
+    """Hashes of the audio of a shard: which it is, and in which version."""
+    paths, versions = hashlib.sha256(), hashlib.sha256()
+    for number in range(shard, len(utterances), num_shards):
+        utterance = utterances[number]
+        paths.update(f"{utterance.audio_filepath}\0{utterance.offset_s}\0".encode(errors="surrogateescape"))
+        versions.update(f"{file_version(utterance.audio_filepath)}\0{utterance.duration_s}\0".encode())
+    return {"paths": paths.hexdigest(), "versions": versions.hexdigest()}
 
 
 def write_shard(utterances: Manifest, folder: Path, shard: int, num_shards: int) -> None:
     """Write one tar file and its manifest; both get their names only when complete."""
     tar, lines = tar_path(folder, shard), shard_manifest_path(folder, shard)
     partial = [path.with_name(f"{path.name}.partial") for path in (tar, lines)]
+    made_of = _made_of(utterances, shard, num_shards)
     with tarfile.open(partial[0], "w") as archive, open(partial[1], "w", encoding="utf-8") as out:
         for number in range(shard, len(utterances), num_shards):
             utterance = utterances[number]
@@ -91,6 +118,7 @@ def write_shard(utterances: Manifest, folder: Path, shard: int, num_shards: int)
             item = {"audio_filepath": name, "duration": utterance.duration_s, "shard_id": shard, **utterance.extra}
             out.write(json.dumps(item, ensure_ascii=False) + "\n")
     os.replace(partial[0], tar)
+    replace_text(_note_path(folder, shard), json.dumps({**made_of, "tar_bytes": tar.stat().st_size}) + "\n")
     os.replace(partial[1], lines)
 
 

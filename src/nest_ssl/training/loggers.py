@@ -134,6 +134,8 @@ class _WeightsAndBiases:
         given.setdefault("dir", given.pop("save_dir", None) or str(folder))
         try:
             self._run = wandb.init(resume="allow", **given)
+        except TypeError as error:
+            raise ValueError(f"exp_manager.wandb_logger_kwargs: wandb.init does not take these: {error}.") from error
         except wandb.errors.Error as error:
             raise ValueError(
                 f"exp_manager.create_wandb_logger: {' '.join(str(error).split())} Run 'wandb login', or set "

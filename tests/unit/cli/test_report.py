@@ -29,7 +29,7 @@ def test_the_page_is_written_where_the_command_says(tmp_path: Path) -> None:
     [
         (["gone"], "gone: no such folder. Give the folder that 'nest-ssl pretrain' names when it starts."),
         (["."], "contains neither metrics.csv nor hparams.yaml, so it is not a run folder."),
-        (["fake", "--output", "fake/metrics.csv"], "would overwrite the input fake/metrics.csv. Give another path."),
+        (["fake", "--output", "fake/metrics.csv"], "fake/metrics.csv: is no page, and would be overwritten."),
         (["fake", "--output", "no/report.html"], "no/report.html: cannot be written: No such file or directory."),
     ],
 )

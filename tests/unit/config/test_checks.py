@@ -118,6 +118,7 @@ REFUSED = {
     "model.train_ds.noise_manifest=''": "model.train_ds.noise_manifest: contains no path",
     "model.train_ds.noise_manifest=[]": "model.train_ds.noise_manifest: contains no path",
     "model.train_ds.input_cfg=x.yaml": "model.train_ds.input_cfg: needs 'use_lhotse: true'",
+    "model.preprocessor.window_size=25": "model.preprocessor.window_size: 25.0 s is more than a second",
     "model.sample_rate=48000": "model.preprocessor.n_fft: 512 is less than a window (window_size), 1200 samples at",
     "model.preprocessor.window_stride=0.2": "model.preprocessor.window_stride: 3200 samples are more than",
     "model.masking.mask_prob=1e-7": "model.masking.mask_prob: 1e-07 masks next to nothing",
@@ -155,5 +156,9 @@ def test_what_is_possible_but_rarely_meant_gets_one_line() -> None:
     assert CONFIG.unlikely() == []
     odd = ["model.optim.lr=0", "trainer.max_steps=3", "model.masking.block_size=5", "model.masking.mask_prob=0.4"]
     odd += ["model.optim.sched.warmup_steps=9", "+model.test_ds={manifest_filepath: x}"]
+    odd += ["exp_manager.ema.enable=true", "exp_manager.ema.every_n_steps=1000"]
     keys = [line.split(":")[0] for line in compose("nest_demo", odd).unlikely()]
-    assert keys == ["model.optim.lr", "model.optim.sched.warmup_steps", "model.test_ds", "model.masking.block_size"]
+    assert keys == [
+        *("model.optim.lr", "model.optim.sched.warmup_steps", "exp_manager.ema.every_n_steps"),
+        *("model.test_ds", "model.masking.block_size"),
+    ]

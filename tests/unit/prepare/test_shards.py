@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tarfile
 from pathlib import Path
 
@@ -102,6 +103,31 @@ def test_shards_of_other_data_are_not_mixed_with_ours(manifest: Path, tmp_path: 
     write_shards(manifest, tmp_path / "tarred", 4)
     with pytest.raises(ValueError, match="shards of other data"):
         write_shards(manifest, tmp_path / "tarred", 3)
+
+
+def test_shards_of_another_corpus_are_refused_and_left(manifest: Path, tmp_path: Path) -> None:
+    write_shards(manifest, tmp_path / "tarred", 4)
+    before = tar_path(tmp_path / "tarred", 0).read_bytes()
+    lines = manifest.read_text().splitlines(keepends=True)
+    other = manifest.with_name("other.jsonl")
+    other.write_text("".join(lines[::-1]))  # as many, with other audio in each place
+    with pytest.raises(ValueError, match="manifest_0.json: shards of other data. Give another folder"):
+        write_shards(other, tmp_path / "tarred", 4)
+    assert tar_path(tmp_path / "tarred", 0).read_bytes() == before
+
+
+def test_a_shard_whose_audio_was_replaced_or_whose_tar_is_cut_is_written_again(manifest: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "tarred"
+    write_shards(manifest, folder, 4)
+    whole = tar_path(folder, 2).read_bytes()
+    tar_path(folder, 2).write_bytes(whole[:9000])
+    assert write_shards(manifest, folder, 4) == 1
+    assert tar_path(folder, 2).read_bytes() == whole
+    assert write_shards(manifest, folder, 4) == 0
+    audio = Path(open_manifests(str(manifest))[1].audio_filepath)
+    os.utime(audio, (1, 1))
+    assert write_shards(manifest, folder, 4) >= 1
+    assert write_shards(manifest, folder, 4) == 0
 
 
 @pytest.mark.parametrize("num_shards", [0, 14])

@@ -46,6 +46,20 @@ def test_a_logger_that_is_not_installed_is_named_with_its_pip_command(monkeypatc
         check_loggers(ExperimentConfig(create_tensorboard_logger=False, create_wandb_logger=True))
 
 
+def test_an_option_that_wandb_does_not_have_is_refused_by_its_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def init(*, resume: str, dir: str) -> None: ...
+
+    errors = SimpleNamespace(Error=type("Error", (Exception,), {}))
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(errors=errors, init=init))
+    exp = ExperimentConfig(
+        create_tensorboard_logger=False, create_wandb_logger=True, wandb_logger_kwargs={"projekt": "x"}
+    )
+    with pytest.raises(ValueError, match=r"wandb_logger_kwargs: wandb.init does not take these: .*'projekt'"):
+        Loggers(RunFolder(tmp_path), exp, enabled=True)
+
+
 def test_wandb_without_a_login_is_one_line_with_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     errors = SimpleNamespace(Error=type("Error", (Exception,), {}))
 
