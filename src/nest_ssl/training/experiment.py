@@ -165,11 +165,13 @@ def _cannot_be_written(folder: RunFolder, error: OSError) -> ValueError:
 
 def git_commit() -> str:
     """The commit of the folder the run was started in, and whether it was changed since; empty outside of git."""
+
+    def ask(*words: str) -> bytes:
+        command = ["git", "-c", "core.fsmonitor=false", *words]  # a folder's settings run no command
+        return subprocess.run(command, capture_output=True, timeout=10, check=True).stdout.strip()
+
     try:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10, check=True)
-        changes = subprocess.run(
-            ["git", "status", "--porcelain"], capture_output=True, text=True, timeout=10, check=True
-        )
+        commit, changes = ask("rev-parse", "HEAD"), ask("status", "--porcelain")
     except (OSError, subprocess.SubprocessError):
         return ""
-    return commit.stdout.strip() + (" with changes\n" if changes.stdout.strip() else "\n")
+    return commit.decode(errors="replace") + (" with changes\n" if changes else "\n")

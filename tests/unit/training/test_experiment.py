@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from nest_ssl.training.experiment import (
     VERSION_VARIABLE,
     _cannot_be_written,
     check_all_name_it_alike,
+    git_commit,
     named_for_ranks,
     run_folder,
     saves_when_stopped,
@@ -82,3 +84,20 @@ def test_a_folder_for_checkpoints_that_cannot_be_written_is_named_with_its_key(t
     message = str(_cannot_be_written(folder, error))
     assert message.startswith(f"{folder.checkpoints}: cannot be written: Not a directory.")
     assert "exp_manager.checkpoint_callback_params.dirpath" in message
+
+
+def test_git_runs_no_command_of_the_folder_and_a_broken_one_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "x"]):
+        subprocess.run([*git, *command], check=True)
+    (tmp_path / "file").touch()
+    subprocess.run([*git, "config", "core.fsmonitor", "touch pwned; false"], check=True)
+    assert git_commit().endswith(" with changes\n")
+    assert not (tmp_path / "pwned").exists()
+    (tmp_path / "git").write_text("#!/bin/sh\nprintf '\\224\\377'\n")
+    (tmp_path / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert "\ufffd" in git_commit()

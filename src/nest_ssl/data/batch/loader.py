@@ -9,6 +9,7 @@ import mmap
 import os
 import re
 import shutil
+import tempfile
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +36,8 @@ FEW = 10
 MAX_NAMED = 10
 """Files named in the log; the others are only in the run's list."""
 SHARED_MEMORY = Path("/dev/shm")
+LONGEST_TMPDIR = 107 - len("/pymp-12345678/listener-12345678")
+"""A socket's path has 107 bytes at most, and Python's modules for processes make such ones in TMPDIR."""
 TORCH_PREFETCH = 2
 """What torch's DataLoader prefetches per worker if nothing is set."""
 
@@ -156,6 +159,17 @@ def _with_plain_errors(batches: Iterator[AudioNoiseBatch]) -> Iterator[AudioNois
         raise kind(message) from error
 
 
+def _check_temporary_folder() -> None:
+    """Refuse a TMPDIR in which no socket fits: workers would send batches that never arrive."""
+    folder = tempfile.gettempdir()
+    length = len(os.fsencode(folder))
+    if length > LONGEST_TMPDIR and torch.multiprocessing.get_sharing_strategy() == "file_descriptor":
+        raise ValueError(
+            f"TMPDIR: {folder} has {length} characters. DataLoader workers pass batches through sockets in it, whose "
+            f"paths the system limits: at most {LONGEST_TMPDIR}. Set TMPDIR to a shorter path, or num_workers=0."
+        )
+
+
 def _check_shared_memory(num_workers: int) -> None:
     """Refuse to start workers where there is no room for their semaphores: torch would leave a half-made iterator."""
     num_semaphores = 3 * num_workers + 3 + 5  # a queue of each worker, the queue of batches, and an event
@@ -207,6 +221,8 @@ class PlannedLoader(DataLoader[AudioNoiseBatch]):
         persistent_workers: bool = False,
         prefetch_factor: int | None = None,
     ) -> None:
+        if num_workers > 0:
+            _check_temporary_folder()
         pinned = pin_memory and torch.cuda.is_available()  # torch warns otherwise
         super().__init__(
             dataset,

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import json
 import logging
+import multiprocessing.process
 import os
 import pickle
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -641,3 +643,21 @@ def test_a_worker_leaves_no_tensor_to_the_thread_that_sends_batches(
     tensors = {name: value for name, value in vars(batch).items() if isinstance(value, torch.Tensor)}
     assert {"audio", "audio_len", "noise_len"} <= tensors.keys()
     assert all(tensor.is_shared() for tensor in tensors.values())
+
+
+def test_a_temporary_folder_in_which_no_socket_fits_is_refused_and_one_that_just_fits_works(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        for more, fits in ((0, True), (1, False)):
+            folder = Path(short, "x" * (loader_module.LONGEST_TMPDIR - len(short) - 1 + more))
+            folder.mkdir()
+            monkeypatch.setattr(tempfile, "tempdir", str(folder))
+            monkeypatch.setitem(multiprocessing.process.current_process()._config, "tempdir", None)  # type: ignore[attr-defined]
+            config = corpus.config(num_workers=1)
+            if fits:
+                assert len(list(build_loader(config))) > 0
+            else:
+                with pytest.raises(ValueError, match="^TMPDIR: .* Set TMPDIR to a shorter path, or num_workers=0"):
+                    build_loader(config)
+                assert len(list(build_loader(replace(config, num_workers=0)))) > 0
