@@ -28,6 +28,8 @@ def verify(
         read = [*files, *filter(None, [recorded])]
         numbers = [other for path in read for other in (path.with_suffix(".npz"), path.with_name("batch.npz"))]
         keep_inputs("--report", [report], read + numbers)
+        if report.is_file() and report.suffix != ".md":
+            raise ValueError(f"--report {report}: is no Markdown page, and would be overwritten. Name another file.")
     console = make_console()
     results = [verify_file(path, recorded, nemo_python) for path in files]
     for result in results:

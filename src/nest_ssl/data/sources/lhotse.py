@@ -508,6 +508,8 @@ class FileCuts:
     def __iter__(self) -> Iterator[Cut]:
         try:
             for cut in self._read() or ():
+                if not isinstance(cut, _lhotse().cut.Cut):
+                    raise ValueError(f"they are of type {type(cut).__name__}")
                 if not (cut.start >= 0 and cut.duration > 0):
                     raise ValueError(f"cut {cut.id!r} starts at {cut.start} s and lasts {cut.duration} s")
                 yield cut

@@ -193,6 +193,11 @@ def test_an_input_that_is_not_understood_is_refused(corpus: Corpus) -> None:
         ("c.jsonl", b'{"id": "c", "type": "PaperCut", "start": 0, "duration": 1, "channel": 0}\n', "PaperCut"),
         ("c.jsonl", b'{"id": "c", "type": "MonoCut", "start": -3, "duration": 1, "channel": 0}\n', "starts at -3"),
         ("c.jsonl", b'{"id": "c", "type": "MonoCut", "start": 0, "duration": 0, "channel": 0}\n', "lasts 0 s"),
+        (
+            "c.jsonl",
+            b'{"id": "s", "recording_id": "r", "start": 0, "duration": 1, "channel": 0}\n',
+            "SupervisionSegment",
+        ),
         ("c.jsonl.gz", gzip.compress(b'{"id": "c", "type": "MonoCut"}\n' * 99, mtime=0)[:30], "cannot read these cuts"),
         ("c.yaml", b"- !!python/object/apply:os.system ['touch pwned']\n", "could not determine a constructor"),
     ],
