@@ -278,7 +278,7 @@ class Graphs:
         return made
 
     def drop(self, key: Key) -> None:
-        """Forget a graph. It goes together with the others: where one goes, torch (from 2.11; pytorch/pytorch#193402)
+        """Forget a graph. It goes together with the others: where one goes, recent torch (pytorch/pytorch#193402)
         frees the cuBLAS workspaces of its stream, which all graphs of a lane compute in.
         """
         if key in self._graphs:
