@@ -40,8 +40,10 @@ def replacing(path: str | Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
             if sync:
                 os.fsync(file.fileno())
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
+            error.filename = str(path)  # the file that the user knows; a write to a full disk names none
         raise
 
 

@@ -131,10 +131,13 @@ def test_a_run_killed_in_its_last_validation_ends_like_a_whole_one(corpus: Path,
         assert losses(tmp_path / "run" / "metrics.csv", column)
 
 
-@pytest.mark.parametrize("refused", ["model.encoder.d_model=64", "model.train_ds.manifest_filepath=gone.jsonl"])
+@pytest.mark.parametrize("refused", ["d_model=64", "gone.jsonl", "unreadable.jsonl"])
 def test_a_refused_command_changes_nothing_in_the_folder(corpus: Path, tmp_path: Path, refused: str) -> None:
     args = arguments(corpus, tmp_path, "run", "~model.validation_ds", "trainer.max_steps=2")
     run_here(args)
+    (tmp_path / "unreadable.jsonl").write_text((corpus / "train.jsonl").read_text().replace(".wav", ".gone"))
+    manifest = f"model.train_ds.manifest_filepath={tmp_path / refused}"
+    refused = manifest if refused.endswith("jsonl") else f"model.encoder.{refused}"
 
     def content() -> dict[Path, bytes]:
         files = (path for path in (tmp_path / "run").rglob("*") if path.is_file() and not path.name.startswith("log_"))

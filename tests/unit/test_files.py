@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import threading
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -129,3 +131,14 @@ def test_a_folder_gets_a_second_name_file_by_file(tmp_path: Path) -> None:
 def test_a_name_that_is_not_utf8_is_written_as_an_escape(tmp_path: Path) -> None:
     replace_text(tmp_path / "x.txt", "/data/\udcff.wav\n")
     assert (tmp_path / "x.txt").read_text() == "/data/\\udcff.wav\n"
+
+
+def test_a_full_disk_is_reported_with_the_file_that_was_asked_for(tmp_path: Path) -> None:
+    def fill(file: IO[bytes]) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")  # as a write fails: without a name
+
+    with (
+        pytest.raises(OSError, match="No space left on device: '.*/model.nemo'$"),
+        replacing(tmp_path / "model.nemo") as file,
+    ):
+        fill(file)

@@ -67,5 +67,13 @@ def main(arguments: list[str] | None = None) -> None:
     except (ValueError, OSError, RuntimeError) as error:
         if logging.getLogger().isEnabledFor(logging.DEBUG):
             raise
-        say(f"nest-ssl: {error}", file=sys.stderr)
+        say(f"nest-ssl: {_in_words(error)}", file=sys.stderr)
         sys.exit(1)
+
+
+def _in_words(error: Exception) -> str:
+    """What an error says, as our own messages do: the file, then the reason; a stream has no name."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    named = error.filename is not None and not isinstance(error.filename, int)
+    return f"{os.fsdecode(error.filename) if named else 'standard output, or a file'}: {error.strerror}"

@@ -32,6 +32,7 @@ from nest_ssl.watchdog.system import (
     end_before_training,
     kill_all,
     on_stop_signals,
+    python_command,
     say,
     shared_memory_folder,
     stop_signals,
@@ -302,7 +303,7 @@ class KeptMonitor:
         """Start it in its own session, where a Ctrl-C in the terminal does not reach it."""
         self._num_started += 1
         self._started_ns = time.monotonic_ns()
-        command = [sys.executable, "-m", "nest_ssl.watchdog.monitor", str(self._path)]
+        command = [*python_command("nest_ssl.watchdog.monitor"), str(self._path)]
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
 
     def keep(self) -> None:

@@ -158,7 +158,7 @@ def _all_reduce() -> Finding:
 
     backend = "nccl" if torch.cuda.device_count() >= 2 else "gloo"
     port, started = free_port(), time.monotonic()
-    command = [sys.executable, "-c", _REDUCE]
+    command = [sys.executable, "-P", "-c", _REDUCE]
     ranks = [
         subprocess.Popen([*command, str(rank), str(port), backend], stderr=subprocess.PIPE, text=True)
         for rank in range(2)

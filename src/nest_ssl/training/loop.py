@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import IntFlag
 from typing import Any
@@ -116,24 +116,16 @@ def num_batches(loader: PlannedLoader, limit: int | float | None, fast_dev_run: 
     """Batches of an epoch under `trainer.limit_train_batches`, at least one; None: unknown."""
     if fast_dev_run:
         limit = int(fast_dev_run)
-    if loader.batches.utterances_per_epoch() is None or not _has_length(loader):
+    whole = loader.num_batches
+    if whole is None:
         if isinstance(limit, float) and limit < 1:
             raise ValueError(
                 "trainer.limit_train_batches: a share of data whose length is unknown. Give a number of batches."
             )
         return limit if isinstance(limit, int) and not isinstance(limit, bool) else None
-    whole = len(loader)
     if limit is None:
         return whole
     return min(whole, limit) if isinstance(limit, int) else max(1, int(whole * limit))
-
-
-def _has_length(loader: PlannedLoader) -> bool:
-    try:
-        len(loader)
-    except TypeError:
-        return False
-    return True
 
 
 @dataclass
@@ -158,9 +150,10 @@ class Loop:
     time_limits: TimeLimits
     resumed: bool
 
+    begin_writing: Callable[[], set[str]] = set
+    """Called once, when a batch is there and nothing can be refused any more: the run folder may change from now on.
+    Returns the metrics of the last step before a resume that are in metrics.csv already."""
     stop_reason: str | None = None
-    logged_before: set[str] = field(default_factory=set)
-    """Metrics of the last step before a resume that are in metrics.csv already."""
 
     def __post_init__(self) -> None:
         self.throughput = Throughput(self.trained.model.cfg.sample_rate)
@@ -171,6 +164,7 @@ class Loop:
         self.log_every = self.config.log_every_n_steps or 50
         self._validated_at_s = time.monotonic()
         self._first_step = self.state.step
+        self._logged_before: set[str] | None = None
         self._begins_step = True
         """The next batch is the first of a step."""
         self._owes_checkpoint = False
@@ -229,6 +223,7 @@ class Loop:
     def _train_on(self, batch: AudioNoiseBatch, number: int, is_last: bool) -> None:
         """One batch, and whatever is due after it."""
         state, accumulate = self.state, self.step.accumulate
+        self._may_write()
         self.watch.batch_arrives(batch)
         self.throughput.batch_arrives(batch)
         files, size = batch.audio_filepaths, len(batch.sample_id or ()) or 1
@@ -322,10 +317,15 @@ class Loop:
 
     def _write(self, metrics: dict[str, float], step: int) -> None:
         """Log `metrics`, unless the run did so before it was killed: a validation is repeated after a resume."""
-        if step == self._first_step - 1 and metrics.keys() <= self.logged_before:
+        if metrics.keys() <= self._may_write() and step == self._first_step - 1:
             self.loggers.latest |= metrics
         else:
             self.loggers.write(metrics, step, self.state.epoch)
+
+    def _may_write(self) -> set[str]:
+        if self._logged_before is None:
+            self._logged_before = self.begin_writing()
+        return self._logged_before
 
     def _look_back(self) -> None:
         self.look_back.look(self.state.step)

@@ -27,7 +27,7 @@ from nest_ssl.launch import ranks
 from nest_ssl.run_folder import RunFolder, given_ranks_per_node, ranks_per_node
 from nest_ssl.training import experiment
 from nest_ssl.watchdog.rank import FINISHED, NEEDS_A_PERSON, RESUMABLE, RankFacts
-from nest_ssl.watchdog.system import end_before_training, on_stop_signals, open_missing_streams
+from nest_ssl.watchdog.system import end_before_training, on_stop_signals, open_missing_streams, python_command
 
 log = logging.getLogger(__name__)
 
@@ -216,6 +216,10 @@ def _launch(cfg: NestConfig, command: Command, per_node: int, folder: RunFolder)
             f"trainer.num_nodes={num_nodes}: start this command on every node with MASTER_ADDR, MASTER_PORT and "
             f"NODE_RANK set, or use torchrun or srun."
         )
+    if node >= num_nodes:
+        raise ValueError(
+            f"NODE_RANK={node}: nodes count from 0, and trainer.num_nodes={num_nodes}. Correct either, or unset it."
+        )
     address = os.environ["MASTER_ADDR"] if num_nodes > 1 else "127.0.0.1"
     if per_node * num_nodes > 1:
         check_address(address)
@@ -352,7 +356,7 @@ def resume_command(cfg: NestConfig, command: Command, run_dir: Path, facts: Rank
 
 def pretrain_command(arguments: list[str], *, verbose: bool) -> Command:
     """`nest-ssl pretrain`, as it was started."""
-    program = [sys.executable, "-m", "nest_ssl", *(["--verbose"] if verbose else []), "pretrain"]
+    program = [*python_command("nest_ssl"), *(["--verbose"] if verbose else []), "pretrain"]
     started = Path(sys.argv[0])
     shown = [sys.executable, "-m", "nest_ssl"]
     if started.name == "nest-ssl":

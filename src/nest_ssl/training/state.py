@@ -361,7 +361,7 @@ def restore(checkpoint: dict[str, Any], trained: Trained) -> TrainState:
     )
     if "epoch_means" in checkpoint:
         state.means.resume(checkpoint["epoch_means"])
-    state.batch = _place_in_epoch(checkpoint["data_position"], trained, state)
+    state.batch = _place_in_epoch(checkpoint["data_position"], trained, state, where)
     if "bad_data" in checkpoint["data_position"]:  # older checkpoints have none
         trained.loader.bad_data.load_state_dict(checkpoint["data_position"]["bad_data"], state.epoch)
     return state
@@ -454,7 +454,7 @@ def _is_moment(kind: str, value: object, parameter: Tensor | None) -> bool:
     return value.ndim == 0 or parameter is None or (value.shape, value.dtype) == (parameter.shape, parameter.dtype)
 
 
-def _place_in_epoch(position: Mapping[str, Any], trained: Trained, state: TrainState) -> int:
+def _place_in_epoch(position: Mapping[str, Any], trained: Trained, state: TrainState, where: str) -> int:
     """The batch to continue at: with another number of ranks, the same share of the epoch. Logs what changes."""
     before, now = int(position["world_size"]), trained.world_size
     batch = int(position["batch"]) * before // now
@@ -470,6 +470,8 @@ def _place_in_epoch(position: Mapping[str, Any], trained: Trained, state: TrainS
             "plan, so some utterances of this epoch may be read twice or not at all",
             *(batch, state.epoch),
         )
+    elif (length := trained.loader.num_batches) is not None and batch > length:
+        raise CheckpointError(f"{where}: is damaged: it is at batch {batch} of an epoch of {length}.")
     return batch
 
 

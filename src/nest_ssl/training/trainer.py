@@ -411,12 +411,8 @@ class Fit:
             early_stopping=self._early_stopping(bool(validation_loaders)),
             time_limits=TimeLimits.of(config, self.exp),
             resumed=self.trainer.checkpoint is not None,
+            begin_writing=partial(self._begin_writing, state.step) if writes else set,
         )
-        if writes:
-            experiment.describe(self.folder, cfg)
-        if writes and (loop.resumed or self.exp.resume_if_exists):  # a run that was killed before it saved starts again
-            forget_after(self.folder.metrics_csv, state.step)
-            loop.logged_before = logged_at(self.folder.metrics_csv, state.step - 1)
         if loop.saver is not None:
             loop.saver.last_is_good = self.trainer.checkpoint == self.folder.last_checkpoint  # it was examined
             loop.saver.reserve(trained)
@@ -440,6 +436,14 @@ class Fit:
         if loop.saver is not None:
             loop.saver.save_nemo_at_end(trained)
         world.leave()
+
+    def _begin_writing(self, step: int) -> set[str]:
+        """Write down what is run from `step` on; the metrics of the step before it that are in metrics.csv."""
+        experiment.describe(self.folder, self.cfg)
+        if self.trainer.checkpoint is None and not self.exp.resume_if_exists:
+            return set()
+        forget_after(self.folder.metrics_csv, step)  # a run that was killed before it saved starts again
+        return logged_at(self.folder.metrics_csv, step - 1)
 
     # ---- parts ----
 

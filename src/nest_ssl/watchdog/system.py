@@ -179,6 +179,12 @@ def shared_memory_folder(least_free_mb: float = 16.0) -> Path:
     return shm if usable else Path(tempfile.gettempdir())
 
 
+def python_command(module: str) -> list[str]:
+    """Return the command that runs a module of this package; a json.py in the working folder is not Python's json."""
+    is_source = Path.cwd() == Path(__file__).parents[2]  # there the working folder is the only way to the package
+    return [sys.executable, *([] if is_source else ["-P"]), "-m", module]
+
+
 def die_with_parent(parent: int) -> None:
     """Have the kernel kill this process when its parent dies; exit at once if `parent` is gone already."""
     if not IS_LINUX:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 
 import pytest
@@ -45,3 +46,23 @@ def test_a_remote_address_is_refused_in_plain_words(capsys: pytest.CaptureFixtur
     with pytest.raises(SystemExit):
         main(["prepare", "https://example.org/audio", "--output", "x.jsonl"])
     assert "https://example.org/audio: nest-ssl reads local files only" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "a.nemo"), "a.nemo: No space left on device"),
+        (OSError(errno.ENOSPC, "No space left on device"), "standard output, or a file: No space left on device"),
+        (OSError("a.nemo: is damaged."), "a.nemo: is damaged."),
+    ],
+)
+def test_an_error_of_the_system_names_the_file_first(
+    error: OSError, shown: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("nest_ssl.cli.main.app", fail)
+    with pytest.raises(SystemExit):
+        main(["info"])
+    assert capsys.readouterr().err == f"nest-ssl: {shown}\n"

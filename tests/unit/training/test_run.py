@@ -92,3 +92,11 @@ def test_a_signal_to_stop_before_training_ends_with_75_and_one_after_it_changes_
     assert "SIGUSR1: stopped; nothing to save before the first step" in result.output
     signal.raise_signal(signal.SIGTERM)
     assert codes == [75]
+
+
+def test_a_node_that_does_not_exist_is_refused_by_its_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("NODE_RANK", "1")
+    cfg = compose(overrides=["trainer.accelerator=cpu", "trainer.devices=2", f"exp_manager.exp_dir={tmp_path}"])
+    with pytest.raises(ValueError, match=r"^NODE_RANK=1: nodes count from 0, and trainer\.num_nodes=1\."):
+        running.run(cfg, running.pretrain, running.Command(["nest-ssl"], []))
+    assert not list(tmp_path.iterdir())

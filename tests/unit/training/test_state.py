@@ -285,3 +285,17 @@ def test_the_state_of_another_optimizer_is_refused() -> None:
     trained: Any = SimpleNamespace(model=None, average=None, step=SimpleNamespace(optimizer=optimizer))
     with pytest.raises(ValueError, match=r"model\.optim\.name: the checkpoint contains the state of AdamW, which SGD"):
         restore({"progress": {"batches_seen": 6, "memory": {}, "optimizer": "AdamW"}}, trained)
+
+
+@pytest.mark.parametrize(("batch", "is_good"), [(8, True), (9, False), (10**9, False)])
+def test_a_place_that_the_epoch_does_not_have_is_refused(batch: int, is_good: bool) -> None:
+    trained, content = model_and_checkpoint()
+    trained.average, trained.step.schedule, trained.step.scaler, trained.world_size = None, None, None, 2
+    trained.loader = SimpleNamespace(plan_hash="same", num_batches=8)
+    content |= {"progress": {"batches_seen": 1, "memory": {}}, "lr_schedulers": []}
+    content["data_position"] = {"epoch": 0, "batch": batch, "world_size": 2, "plan_hash": "same"}
+    if is_good:
+        assert restore(content, trained).batch == batch
+        return
+    with pytest.raises(CheckpointError, match=rf"x\.ckpt: is damaged: it is at batch {batch} of an epoch of 8"):
+        restore(content, trained)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nest_ssl.watchdog.system import OomKiller, SlowFiles, say
+from nest_ssl.watchdog.system import OomKiller, SlowFiles, python_command, say
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals and /proc of Linux")
@@ -94,3 +94,11 @@ def test_what_the_terminal_cannot_encode_is_written_out() -> None:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONIOENCODING": "ascii"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     assert done.stdout == "4 \\u2192 8 \\u2026\n"
+
+
+def test_a_file_in_the_working_folder_is_not_taken_for_a_module_of_python(tmp_path: Path) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('not Python's json')\n")
+    command = [*python_command("nest_ssl.watchdog.monitor"), str(tmp_path / "gone.json")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert "gone.json" in done.stderr
+    assert "not Python's json" not in done.stderr

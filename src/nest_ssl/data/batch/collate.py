@@ -292,7 +292,7 @@ class Blocks:
 _of_this_process: Blocks | None = None
 
 
-def keep_blocks(worker_id: int = 0) -> None:
+def keep_blocks() -> None:
     """Make this worker reuse its shared memory from now on; each of its batches then has a loan to be given back."""
     global _of_this_process
     _of_this_process = Blocks()

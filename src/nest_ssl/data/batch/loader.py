@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import mmap
+import multiprocessing.queues
 import os
 import re
 import shutil
@@ -14,11 +15,12 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from nest_ssl.data.batch.collate import AudioNoiseBatch, BadDataError, BadFile, keep_blocks
@@ -151,12 +153,35 @@ def _with_plain_errors(batches: Iterator[AudioNoiseBatch]) -> Iterator[AudioNois
     except (ValueError, OSError, RuntimeError) as error:
         if "shared memory" in str(error) and os.strerror(errno.ENOSPC) in str(error):
             raise _shared_memory_is_full() from error
+        if os.strerror(errno.EMFILE) in str(error):
+            raise OSError(
+                "too many open files: batches of DataLoader workers take some each. Raise the limit with "
+                "'ulimit -n 4096', or lower model.train_ds.num_workers or prefetch_factor."
+            ) from error
+        if not os.path.isdir(folder := tempfile.gettempdir()):
+            raise OSError(
+                f"TMPDIR: {folder} is gone: DataLoader workers pass batches through sockets in it."
+            ) from error
         message = message_of_worker(str(error), always=isinstance(error, OSError))
         if message is None:
             raise
         # Torch raises a RuntimeError in place of errors that take more than a message, such as ManifestError.
         kind = ValueError if isinstance(error, RuntimeError) else type(error)
         raise kind(message) from error
+
+
+def _start_worker(pins: bool, worker: int) -> None:
+    """In a worker: have a batch that cannot be passed on arrive as its error.
+
+    Python's queues send from a thread, which only prints its errors: the loader would wait for that batch for ever.
+    """
+
+    def send_error(queue: Any, error: Exception, numbered_batch: tuple[int, Any]) -> None:
+        queue.put((numbered_batch[0], ExceptionWrapper(where=f"in DataLoader worker process {worker}")))
+
+    multiprocessing.queues.Queue._on_queue_feeder_error = send_error  # type: ignore[attr-defined]
+    if pins:
+        keep_blocks()
 
 
 def _check_temporary_folder() -> None:
@@ -231,7 +256,7 @@ class PlannedLoader(DataLoader[AudioNoiseBatch]):
             collate_fn=_unchanged,
             num_workers=num_workers,
             pin_memory=pinned,
-            worker_init_fn=keep_blocks if pinned else None,
+            worker_init_fn=partial(_start_worker, pinned),
             # torch refuses these two without workers
             persistent_workers=persistent_workers and num_workers > 0,
             prefetch_factor=prefetch_factor if num_workers > 0 else None,
@@ -256,6 +281,14 @@ class PlannedLoader(DataLoader[AudioNoiseBatch]):
         """Return all shapes that the batches of a run can have, if the plan decides them; equal on all ranks."""
         return self.batches.shapes()
 
+    @property
+    def num_batches(self) -> int | None:
+        """Batches of an epoch; None: unknown before its end."""
+        try:
+            return None if self.batches.utterances_per_epoch() is None else len(self)
+        except TypeError:
+            return None
+
     def set_epoch(self, epoch: int) -> None:
         self.batches.set_epoch(epoch)
 
@@ -277,8 +310,7 @@ class PlannedLoader(DataLoader[AudioNoiseBatch]):
 
     def start_at(self, epoch: int, batch: int) -> None:
         """Start the next iteration at batch `batch` of `epoch`, or at the next epoch if there is no such batch."""
-        num_batches = None if self.batches.utterances_per_epoch() is None else len(self)
-        if num_batches is not None and batch >= num_batches:
+        if self.num_batches is not None and batch >= self.num_batches:
             epoch, batch = epoch + 1, 0
         self.batches.epoch, self.batches.start = epoch, batch
         self._next_batch = batch

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ import torch
 
 from nest_ssl.config import DatasetConfig
 from nest_ssl.data import AudioNoiseBatch, build_loader
-from nest_ssl.data.batch.collate import MAX_BLOCKS, Blocks, Loan, keep_blocks, needed, pack_rows
-from nest_ssl.data.batch.loader import PlannedLoader
+from nest_ssl.data.batch.collate import MAX_BLOCKS, Blocks, Loan, needed, pack_rows
+from nest_ssl.data.batch.loader import PlannedLoader, _start_worker
 from tests.unit.data.corpus import RATE, Corpus, write_manifest
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -57,7 +58,7 @@ def test_when_nothing_is_given_back_memory_is_fresh() -> None:
 
 def loader_that_keeps_blocks(corpus: Corpus, num_workers: int) -> PlannedLoader:
     loader = build_loader(corpus.config(num_workers=num_workers, persistent_workers=True), seed=3, mix=False)
-    loader.worker_init_fn = keep_blocks  # what loaders with pinned memory do, which need a GPU
+    loader.worker_init_fn = partial(_start_worker, True)  # as with pinned memory, which needs a GPU
     return loader
 
 
