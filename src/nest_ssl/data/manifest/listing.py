@@ -125,7 +125,7 @@ def _manifest_entries(source: Path) -> Iterator[Entry]:
             if not line:
                 continue
             try:
-                item = parse_line(line, manifest, number)
+                item = parse_line(line, manifest, number, unquote=True)
             except ManifestError as error:
                 yield Entry(f"{manifest}:{number}", error=error.what)
             else:

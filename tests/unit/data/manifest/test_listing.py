@@ -79,6 +79,20 @@ def test_a_manifest_keeps_its_keys_and_its_bad_lines_have_a_reason(tmp_path: Pat
     ]
 
 
+def test_seconds_in_quotes_are_read_as_the_numbers_that_they_are_and_other_texts_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.json"
+    path.write_text(
+        '{"audio_filepath": "a.wav", "duration": "3.2", "offset": "0.5"}\n'
+        '{"audio_filepath": "a.wav", "duration": "long"}\n{"audio_filepath": "a.wav", "offset": "nan"}\n'
+    )
+    good, *bad = list_entries(path)
+    assert good.item == {"duration": 3.2, "offset": 0.5}
+    assert [entry.error for entry in bad] == [
+        "'duration' is 'long', not a number of seconds",
+        "'offset' is nan, not a number of seconds",
+    ]
+
+
 def test_inputs_that_are_neither_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x.wav").write_bytes(b"RIFF\0\0\0\0WAVE")
     os.mkfifo(tmp_path / "pipe")
