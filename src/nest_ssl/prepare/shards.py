@@ -125,15 +125,16 @@ def write_shard(utterances: Manifest, folder: Path, shard: int, num_shards: int)
 def _add_audio(archive: tarfile.TarFile, utterance: Utterance, number: int) -> str:
     """Add the utterance's file, or its part of the file, and return its name in the archive."""
     path = Path(utterance.audio_filepath)
+    stem, suffix = os.path.splitext(f"_{path.name}")  # of '.wav' and '....wav' too
     # A dot would end webdataset's key, and NeMo cuts names at '-sub'.
-    stem = re.sub(r"[^\w-]", "_", path.stem).replace("-sub", "_sub")
+    stem = re.sub(r"[^\w-]", "_", stem).replace("-sub", "_sub")
     if _is_whole_file(utterance):
-        name = f"{number:09d}_{stem}{path.suffix}"
+        name = f"{number:09d}{stem}{suffix}"
         with open(path, "rb") as file:
             _add(archive, name, file, os.fstat(file.fileno()).st_size)
         return name
     encoded, extension = _encode_segment(utterance)
-    name = f"{number:09d}_{stem}{extension}"
+    name = f"{number:09d}{stem}{extension}"
     _add(archive, name, io.BytesIO(encoded), len(encoded))
     return name
 

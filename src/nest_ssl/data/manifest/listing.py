@@ -81,10 +81,15 @@ def _folder_entries(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator
             path = os.path.join(folder, name)
             if os.path.isdir(path):
                 yield from _folder_entries(path, (*above, identity))
-            elif not name.startswith(".") and os.path.splitext(name)[1].lower() not in NOT_AUDIO:
+            elif not _is_hidden(name) and os.path.splitext(f"_{name}")[1].lower() not in NOT_AUDIO:
                 yield Entry(path)
     except OSError as error:
         yield Entry(folder, error=error.strerror or str(error))
+
+
+def _is_hidden(name: str) -> bool:
+    """Tell whether a name begins with a dot, as those of caches and notes do; '....wav' is only an odd name."""
+    return name.startswith(".") and not name.startswith("..")
 
 
 def _sorted_names(folder: str) -> Iterator[str]:

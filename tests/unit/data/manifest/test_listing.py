@@ -29,6 +29,11 @@ def test_a_folder_is_walked_in_sorted_order_and_other_files_are_passed_over(tmp_
     assert names(tmp_path) == ["a/1.wav", "a/2.FLAC", "a-b/x.mp3", "b/c/deep.opus", "b/no_extension", "z.wav"]
 
 
+def test_a_name_of_dots_is_no_hidden_file(tmp_path: Path) -> None:
+    make(tmp_path, "....wav", "..flac", "....txt", ".wav", "._a.wav")
+    assert names(tmp_path) == ["....wav", "..flac"]
+
+
 def test_a_folder_too_large_for_memory_gives_the_same_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(tmp_path, *(f"{n}.wav" for n in range(100)), "new\nline.wav")
     in_memory = names(tmp_path)
