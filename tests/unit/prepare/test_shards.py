@@ -139,6 +139,24 @@ def test_a_shard_whose_audio_was_replaced_or_whose_tar_is_cut_is_written_again(m
     assert write_shards(manifest, folder, 4) == 0
 
 
+@pytest.mark.parametrize("damage", ["[1]", "null", '"x"', "{", "[" * 100_000])
+def test_a_shard_whose_note_is_damaged_is_written_again(manifest: Path, tmp_path: Path, damage: str) -> None:
+    folder = tmp_path / "tarred"
+    write_shards(manifest, folder, 4)
+    note = shard_manifest_path(folder, 2).with_name("manifest_2.json.state")
+    whole = note.read_text()
+    note.write_text(damage)
+    assert write_shards(manifest, folder, 4) == 1
+    assert note.read_text() == whole
+
+
+def test_a_segment_gives_the_same_bytes_at_another_time(manifest: Path, tmp_path: Path) -> None:
+    write_shards(manifest, tmp_path / "tarred", 1)
+    loud = contents(tmp_path / "tarred", 1)["000000012_loud.wav"]
+    at = loud.index(b"PEAK")
+    assert loud[at + 8 : at + 16] == b"\1\0\0\0" + bytes(4)  # version, time
+
+
 @pytest.mark.parametrize("num_shards", [0, 14])
 def test_more_shards_than_utterances_are_refused(manifest: Path, tmp_path: Path, num_shards: int) -> None:
     with pytest.raises(ValueError, match="Give 1 to 13"):
