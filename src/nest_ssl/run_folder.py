@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from nest_ssl.files import SHARDS_INDEX, SHARDS_REST, replacing
+from nest_ssl.files import SHARDS_INDEX, SHARDS_REST, predecessor, replacing
 
 if TYPE_CHECKING:
     from nest_ssl.config import CheckpointConfig, ExperimentConfig
@@ -38,6 +39,8 @@ REPORT = "report.html"
 INCIDENTS = "incidents"
 WATCHDOG = "watchdog"
 LOCK = ".lock"
+MAX_CELL = 10_000
+"""Characters of a value in `metrics.csv`; the names of validation sets have a few hundred at most."""
 
 
 @dataclass(frozen=True)
@@ -312,7 +315,7 @@ class MetricsWriter:
             log.warning("%s: was deleted while the run was using it; it starts again here.", self.path)
             self._columns = None
         if self._columns is None:  # a resumed run has some already
-            self._columns = read_columns(self.path)
+            self._columns = read_columns(self.path) or _without_header(self.path)
         new = [name for name in row if name not in self._columns]
         if self.path.exists() and not self.path.is_file():
             raise OSError(f"{self.path}: cannot be written: it is not a file.")  # a pipe would wait for a reader
@@ -322,30 +325,37 @@ class MetricsWriter:
                 _rewrite(self.path, self._columns + new, read_rows(self.path))
                 self._columns = self._columns + new
             with self.path.open("a", newline="") as file:
-                csv.DictWriter(file, self._columns).writerow(row)
+                csv.DictWriter(file, self._columns, lineterminator="\n").writerow(row)  # \r would confuse awk and cut
         except OSError as error:
             raise OSError(f"{self.path}: cannot be written: {error.strerror}.") from error
 
 
 def read_columns(path: Path) -> list[str]:
-    if not path.is_file():
-        return []
-    with path.open(newline="", errors="replace") as file:
-        columns = next(csv.reader(_sound_lines(file)), [])
+    columns = (_read_table(path) or [[]])[0]
     return columns if "step" in columns else []  # without a header its rows mean nothing
 
 
+def _without_header(path: Path) -> list[str]:
+    """Keep a file that is no log under another name: it was edited, and may be the only record of a run."""
+    if path.is_file() and path.stat().st_size:
+        kept = path.replace(predecessor(path))
+        log.warning("%s: has no column 'step'. It is kept as %s, and a new one begins.", path, kept.name)
+    return []
+
+
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """The rows as text, damaged ones too; empty if there is no file yet."""
+    """The rows as text, by column, damaged ones too; empty if there is no file yet."""
+    names, *rows = _read_table(path) or [[]]
+    return [dict(itertools.zip_longest(names, row[: len(names)], fillvalue="")) for row in rows if row]
+
+
+def _read_table(path: Path) -> list[list[str]]:
+    """The header and the rows, without those that have a cell longer than this program writes."""
     if not path.is_file():
         return []
-    with path.open(newline="", errors="replace") as file:
-        return list(csv.DictReader(_sound_lines(file), restval=""))
-
-
-def _sound_lines(file: Iterable[str]) -> Iterator[str]:
-    """The lines that csv can read: none of this program's is longer."""
-    return (line for line in file if len(line) < csv.field_size_limit())
+    csv.field_size_limit(2**31 - 1)  # an error in one line would end the reading of all
+    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:  # spreadsheets begin with a mark
+        return [row for row in csv.reader(file) if max(map(len, row), default=0) < MAX_CELL]
 
 
 def forget_after(path: Path, step: int) -> None:
@@ -353,8 +363,11 @@ def forget_after(path: Path, step: int) -> None:
     try:
         rows = read_rows(path)
         columns = read_columns(path)
-    except (OSError, csv.Error) as error:
+    except OSError as error:
         log.warning("%s: cannot be read (%s); rows of steps that are repeated stay in it.", path, error)
+        return
+    if not columns:
+        _without_header(path)
         return
     whole = rows if not rows or path.read_bytes().endswith(b"\n") else rows[:-1]  # a kill cut off the last line
     kept = [row for row in whole if _is_before(row, step)]
@@ -381,7 +394,7 @@ def _is_before(row: Mapping[str, str], step: int) -> bool:
 def _rewrite(path: Path, columns: list[str], rows: list[dict[str, str]]) -> None:
     """Replace the file in one go: a kill leaves the old one or the new one."""
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, columns, extrasaction="ignore")
+    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     with replacing(path) as file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from dataclasses import dataclass
 from enum import StrEnum
@@ -17,6 +18,8 @@ Floats = NDArray[np.float64]
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 """No metric is larger: a larger value is damage, and counts as infinite."""
+LONGEST_NUMBER = 1000
+"""Characters of a number in metrics.csv; a longer one is damage, not infinity."""
 END_OF_TIME_S = 253_402_300_799
 """The last second of the year 9999."""
 LONG_GAP = 5
@@ -129,11 +132,12 @@ def read_metrics(path: Path) -> RunMetrics:
     notes: list[str] = []
     if not path.is_file():
         return RunMetrics({}, {}, [f"{path.name}: no such file, so nothing has been logged yet."])
-    lines = path.read_bytes().decode("utf-8", errors="replace").splitlines(keepends=True)
-    if lines and not lines[-1].endswith("\n"):
+    lines = io.StringIO(path.read_bytes().decode("utf-8-sig", errors="replace"), newline="").readlines()
+    if lines and not lines[-1].endswith(("\n", "\r")):
         if len(lines) > 1:
             notes.append(f"{path.name}: the last line is cut off and was left out.")
         lines.pop()
+    csv.field_size_limit(2**31 - 1)  # one damaged field would end the reading of all
     try:
         names, *rows = csv.reader(lines) if lines else [[]]
     except csv.Error as error:
@@ -169,7 +173,7 @@ def _numbers(cells: list[str]) -> tuple[Floats, NDArray[np.bool_], int]:
     for row, cell in enumerate(cells):
         if cell:
             try:
-                values_R[row] = float(cell)
+                values_R[row] = float(cell if len(cell) < LONGEST_NUMBER else "damaged")
                 filled_R[row] = True
             except ValueError:
                 num_unreadable += 1
