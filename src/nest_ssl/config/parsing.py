@@ -79,6 +79,27 @@ def parse(
     return _built(schema, data, where)
 
 
+def check_sections(schema: type[Any], data: Mapping[Any, Any], where: str = "") -> None:
+    """Refuse a list, a number or a text in place of a section, and a mapping in place of a list.
+
+    Hydra would merge it with what stands there, and fail without saying where. References (`${…}`) are left to it.
+    """
+    hints = typing.get_type_hints(schema)
+    for key, value in data.items():
+        hint, path = hints.get(key), f"{where}.{key}" if where else str(key)
+        nested = _dataclass_in(hint)
+        if nested is not None and isinstance(value, Mapping):
+            check_sections(nested, value, path)
+        elif isinstance(value, str) and ("${" in value or value == MISSING):
+            continue
+        elif (
+            isinstance(value, Mapping) and _takes_only_lists(hint)
+            if nested is None
+            else value is not None or type(None) not in _alternatives(hint)
+        ):
+            raise ConfigError(f"{path}: expected {_in_words(hint)}, got {quoted(value)}.")
+
+
 def _built(schema: type[T], data: dict[str, Any], where: str) -> T:
     """Return `data` as a `schema`, its sections first; the sections' own messages get the whole key."""
     hints = typing.get_type_hints(schema)
@@ -183,7 +204,9 @@ def _in_words(hint: Any) -> str:
     shown = (
         str(kind) if typing.get_args(kind) else getattr(kind, "__name__", str(kind)) for kind in _alternatives(hint)
     )
-    return " | ".join(shown).replace("NoneType", "None")
+    section = _dataclass_in(hint)
+    text = " | ".join(shown).replace("NoneType", "None")
+    return text.replace(section.__name__, "a mapping of keys") if section else text
 
 
 def one_line(error: Exception, most: int = 600) -> str:
