@@ -302,10 +302,7 @@ def refuse_resolvers(config: Any, where: str) -> None:
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """yaml without keys that occur twice, and without aliases.
-
-    Aliases can make a small file expand without limit, and configurations have none.
-    """
+    """yaml without keys that occur twice and without aliases, which can make a small file expand without limit."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):

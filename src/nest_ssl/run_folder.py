@@ -39,8 +39,6 @@ REPORT = "report.html"
 INCIDENTS = "incidents"
 WATCHDOG = "watchdog"
 LOCK = ".lock"
-MAX_CELL = 10_000
-"""Characters of a value in `metrics.csv`; the names of validation sets have a few hundred at most."""
 
 
 @dataclass(frozen=True)
@@ -309,13 +307,14 @@ class MetricsWriter:
 
     def write(self, metrics: Mapping[str, float], step: int) -> None:
         self.latest |= metrics
-        row = {"step": step, "time": round(time.time(), 3), **metrics}
+        named = {name.replace("\r", " "): value for name, value in metrics.items()}  # csv does not quote it
+        row = {"step": step, "time": round(time.time(), 3), **named}
         row.pop("epoch", None)
         if self._columns is not None and not self.path.exists():
             log.warning("%s: was deleted while the run was using it; it starts again here.", self.path)
             self._columns = None
         if self._columns is None:  # a resumed run has some already
-            self._columns = read_columns(self.path) or _without_header(self.path)
+            self._columns = read_columns(self.path)
         new = [name for name in row if name not in self._columns]
         if self.path.exists() and not self.path.is_file():
             raise OSError(f"{self.path}: cannot be written: it is not a file.")  # a pipe would wait for a reader
@@ -335,14 +334,6 @@ def read_columns(path: Path) -> list[str]:
     return columns if "step" in columns else []  # without a header its rows mean nothing
 
 
-def _without_header(path: Path) -> list[str]:
-    """Keep a file that is no log under another name: it was edited, and may be the only record of a run."""
-    if path.is_file() and path.stat().st_size:
-        kept = path.replace(predecessor(path))
-        log.warning("%s: has no column 'step'. It is kept as %s, and a new one begins.", path, kept.name)
-    return []
-
-
 def read_rows(path: Path) -> list[dict[str, str]]:
     """The rows as text, by column, damaged ones too; empty if there is no file yet."""
     names, *rows = _read_table(path) or [[]]
@@ -355,7 +346,7 @@ def _read_table(path: Path) -> list[list[str]]:
         return []
     csv.field_size_limit(2**31 - 1)  # an error in one line would end the reading of all
     with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:  # spreadsheets begin with a mark
-        return [row for row in csv.reader(file) if max(map(len, row), default=0) < MAX_CELL]
+        return [row for row in csv.reader(file) if max(map(len, row), default=0) < 10_000]
 
 
 def forget_after(path: Path, step: int) -> None:
@@ -366,8 +357,8 @@ def forget_after(path: Path, step: int) -> None:
     except OSError as error:
         log.warning("%s: cannot be read (%s); rows of steps that are repeated stay in it.", path, error)
         return
-    if not columns:
-        _without_header(path)
+    if rows and not columns:  # it was edited, and may be the only record of the run
+        log.warning("%s: has no column 'step'; kept as %s. A new one begins.", path, path.replace(predecessor(path)))
         return
     whole = rows if not rows or path.read_bytes().endswith(b"\n") else rows[:-1]  # a kill cut off the last line
     kept = [row for row in whole if _is_before(row, step)]
@@ -377,11 +368,8 @@ def forget_after(path: Path, step: int) -> None:
 
 def logged_at(path: Path, step: int) -> set[str]:
     """The names that have a value in the rows of step number `step`."""
-    if not read_columns(path):
-        return set()
-    return {
-        name for row in read_rows(path) if row.get("step") == str(step) for name, value in row.items() if name and value
-    }
+    rows = [row for row in read_rows(path) if row.get("step") == str(step)]
+    return {name for row in rows for name, value in row.items() if name and value}
 
 
 def _is_before(row: Mapping[str, str], step: int) -> bool:

@@ -18,8 +18,6 @@ Floats = NDArray[np.float64]
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 """No metric is larger: a larger value is damage, and counts as infinite."""
-LONGEST_NUMBER = 1000
-"""Characters of a number in metrics.csv; a longer one is damage, not infinity."""
 END_OF_TIME_S = 253_402_300_799
 """The last second of the year 9999."""
 LONG_GAP = 5
@@ -173,7 +171,7 @@ def _numbers(cells: list[str]) -> tuple[Floats, NDArray[np.bool_], int]:
     for row, cell in enumerate(cells):
         if cell:
             try:
-                values_R[row] = float(cell if len(cell) < LONGEST_NUMBER else "damaged")
+                values_R[row] = float(cell if len(cell) < 1000 else "damaged")  # not infinity
                 filled_R[row] = True
             except ValueError:
                 num_unreadable += 1

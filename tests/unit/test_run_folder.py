@@ -73,6 +73,13 @@ def test_a_row_is_on_disk_when_it_is_written_and_new_columns_join_the_old(tmp_pa
     assert writer.latest == {"train_loss": 4.0, "val_loss": 4.25, "epoch": 0}
 
 
+def test_a_metric_with_line_ends_in_its_name_is_one_column(tmp_path: Path) -> None:
+    for step in range(2):
+        MetricsWriter(tmp_path / "metrics.csv").write({"val_a\rb\nc": 1.0}, step)
+    assert read_columns(tmp_path / "metrics.csv") == ["step", "time", "val_a b\nc"]
+    assert [row["step"] for row in read_rows(tmp_path / "metrics.csv")] == ["0", "1"]
+
+
 def test_a_resumed_run_keeps_the_columns_and_the_rows_before_its_step(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     first = MetricsWriter(path)

@@ -9,7 +9,7 @@ import json
 import logging
 import re
 import zlib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -112,20 +112,13 @@ def load(path: str | Path, map_location: Any = "cpu", strict: bool = True) -> En
     path = checkpoint_path(path)
     content = read_checkpoint(path, map_location)
     kind, cfg = model_class(path, content.config), checkpoint_config(path, content.config)
-    check_model(path, kind, cfg, content.weights, strict=strict)
+    check_model(path, kind, cfg, content.weights, strict)
     model = kind(cfg)
     model.load_state_dict(content.weights, strict=False)
     return model.to(next(iter(content.weights.values())).device).eval()
 
 
-def check_model(
-    path: Path,
-    kind: type[EncDecMaskedTokenPredModel],
-    cfg: ModelConfig,
-    weights: dict[str, Tensor],
-    *,
-    strict: bool = True,
-) -> None:
+def check_model(path: Path, kind: type[Any], cfg: ModelConfig, weights: dict[str, Tensor], strict: bool = True) -> None:
     """Refuse weights that cannot be those of the configuration, without memory for another copy of them."""
     check_fit(model_without_storage(path, kind, cfg), weights, str(path), strict=strict)
     own = AudioToMelSpectrogramPreprocessor(**vars(cfg.preprocessor)).state_dict(prefix="preprocessor.")
@@ -154,13 +147,6 @@ def read_checkpoint(path: Path, map_location: Any = "cpu") -> NemoFile:
     if path.suffix == ".safetensors":
         return _read_safetensors(path, map_location)
     return _read_ckpt(path, map_location) if path.suffix == ".ckpt" else read_nemo(path, map_location)
-
-
-def fill(model: torch.nn.Module, weights: dict[str, Tensor], where: str, *, strict: bool = True) -> None:
-    """Copy `weights` into `model`; an error lists what does not fit."""
-    check_fit(model, weights, where, strict=strict)
-    check_features(weights, model.state_dict(), where)
-    model.load_state_dict(weights, strict=False)
 
 
 def model_class(path: Path, config: dict[str, Any]) -> type[EncDecMaskedTokenPredModel]:
@@ -235,10 +221,11 @@ def _read_safetensors(path: Path, map_location: Any = "cpu") -> NemoFile:
 
 def _section(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A mapping in JSON, which would take the last of several values."""
-    section = dict(pairs)
-    if len(section) < len(pairs):
-        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-        raise ValueError(f"the key '{twice}' occurs twice in its configuration")
+    section: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in section:
+            raise ValueError(f"the key '{name}' occurs twice in its configuration")
+        section[name] = value
     return section
 
 

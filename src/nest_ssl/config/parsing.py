@@ -80,23 +80,17 @@ def parse(
 
 
 def check_sections(schema: type[Any], data: Mapping[Any, Any], where: str = "") -> None:
-    """Refuse a list, a number or a text in place of a section, and a mapping in place of a list.
-
-    Hydra would merge it with what stands there, and fail without saying where. References (`${…}`) are left to it.
-    """
+    """Refuse what is no section in place of one, and a section in place of a list; Hydra would not say where it is."""
     hints = typing.get_type_hints(schema)
     for key, value in data.items():
         hint, path = hints.get(key), f"{where}.{key}" if where else str(key)
         nested = _dataclass_in(hint)
         if nested is not None and isinstance(value, Mapping):
             check_sections(nested, value, path)
-        elif isinstance(value, str) and ("${" in value or value == MISSING):
             continue
-        elif (
-            isinstance(value, Mapping) and _takes_only_lists(hint)
-            if nested is None
-            else value is not None or type(None) not in _alternatives(hint)
-        ):
+        is_given = value is not None or type(None) not in _alternatives(hint)
+        is_reference = isinstance(value, str) and ("${" in value or value == MISSING)
+        if is_given and not is_reference if nested else isinstance(value, Mapping) and _takes_only_lists(hint):
             raise ConfigError(f"{path}: expected {_in_words(hint)}, got {quoted(value)}.")
 
 
@@ -204,9 +198,7 @@ def _in_words(hint: Any) -> str:
     shown = (
         str(kind) if typing.get_args(kind) else getattr(kind, "__name__", str(kind)) for kind in _alternatives(hint)
     )
-    section = _dataclass_in(hint)
-    text = " | ".join(shown).replace("NoneType", "None")
-    return text.replace(section.__name__, "a mapping of keys") if section else text
+    return re.sub(r"\w+Config\b", "a mapping of keys", " | ".join(shown).replace("NoneType", "None"))
 
 
 def one_line(error: Exception, most: int = 600) -> str:

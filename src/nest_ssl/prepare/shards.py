@@ -83,14 +83,13 @@ def _is_done(folder: Path, shard: int, num_shards: int, utterances: Manifest) ->
         raise ValueError(f"{path}: {found} lines instead of {expected}: shards of other data. Give another folder.")
     try:
         noted = json.loads(_note_path(folder, shard).read_bytes())
+        paths = noted["paths"]
     except FileNotFoundError:  # NeMo's have none
         return True
-    except (ValueError, RecursionError):
-        noted = None
-    if not isinstance(noted, dict):  # damaged
+    except (ValueError, LookupError, TypeError, RecursionError):  # damaged
         return False
     made_of = _made_of(utterances, shard, num_shards)
-    if noted.get("paths") != made_of["paths"]:
+    if paths != made_of["paths"]:
         raise ValueError(f"{path}: shards of other data. Give another folder.")
     return bool(noted == {**made_of, "tar_bytes": tar.stat().st_size})
 

@@ -106,10 +106,7 @@ def _checked_duration(line: bytes, manifest: str, line_number: int) -> float:
 
 
 def parse_line(line: bytes, manifest: str, line_number: int, *, unquote: bool = False) -> dict[str, Any]:
-    """Parse one line into a dict in which `audio_filepath`, `duration` and `offset` are present and checked.
-
-    With `unquote` they may be numbers in quotes, as tables are exported: who writes a new manifest repairs them.
-    """
+    """Parse one line into a dict in which `audio_filepath`, `duration` and `offset` are present and checked."""
     hint = PREPARE_HINT.format(manifest=manifest)
 
     def fail(what: str) -> NoReturn:
@@ -132,7 +129,7 @@ def parse_line(line: bytes, manifest: str, line_number: int, *, unquote: bool = 
         seconds = item.setdefault(key, None)
         if seconds is None:
             continue
-        if unquote and isinstance(seconds, str):
+        if unquote and isinstance(seconds, str):  # for those who write a new manifest
             with contextlib.suppress(ValueError):
                 seconds = item[key] = float(seconds)
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds <= MAX_SECONDS:

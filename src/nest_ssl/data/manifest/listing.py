@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -81,15 +82,11 @@ def _folder_entries(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator
             path = os.path.join(folder, name)
             if os.path.isdir(path):
                 yield from _folder_entries(path, (*above, identity))
-            elif not _is_hidden(name) and os.path.splitext(f"_{name}")[1].lower() not in NOT_AUDIO:
+            # Hidden files have one dot; '....wav' is only an odd name, and os.path would find no suffix in it.
+            elif not re.match(r"\.[^.]", name) and os.path.splitext(f"_{name}")[1].lower() not in NOT_AUDIO:
                 yield Entry(path)
     except OSError as error:
         yield Entry(folder, error=error.strerror or str(error))
-
-
-def _is_hidden(name: str) -> bool:
-    """Tell whether a name begins with a dot, as those of caches and notes do; '....wav' is only an odd name."""
-    return name.startswith(".") and not name.startswith("..")
 
 
 def _sorted_names(folder: str) -> Iterator[str]:
