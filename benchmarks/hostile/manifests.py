@@ -934,7 +934,7 @@ OTHERS: dict[str, tuple[list[str], Setup | None, Expected]] = {
     "prepare: durations in quotes": (
         PREPARE,
         every_line(lambda old: {**old, "duration": "1"}),
-        Either(Refused(("train.jsonl:1",)), Right(made("m.jsonl", 8, third=1.8))),
+        Either(Refused(("train.jsonl:1",)), Right(made("m.jsonl", 8, third=1.0))),
     ),
     "prepare: other keys are kept": (
         PREPARE,

@@ -278,7 +278,7 @@ def _read_config(path: Path, archive: tarfile.TarFile, member: tarfile.TarInfo) 
     try:
         text = data.decode()  # yaml would also take UTF-16, and find resolvers in it that were not looked for
         refuse_resolvers(text, f"{path}: its {CONFIG_NAME}")
-        config = yaml.load(text, Loader=_NoAliasLoader)
+        config = yaml.load(text, Loader=_StrictLoader)
     except CheckpointError:
         raise
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date such as 2001-99-99
@@ -301,13 +301,22 @@ def refuse_resolvers(config: Any, where: str) -> None:
         raise CheckpointError(f"{where} calls a resolver (${{name:…}}); refused.")
 
 
-class _NoAliasLoader(yaml.SafeLoader):
-    """yaml without aliases: they can make a small file expand without limit, and configurations have none."""
+class _StrictLoader(yaml.SafeLoader):
+    """yaml without keys that occur twice and without aliases, which can make a small file expand without limit."""
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             raise yaml.YAMLError("aliases (*name) are not accepted")
         return super().compose_node(parent, index)
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in node.value:  # yaml would take the last one
+            if str(key.value) in seen:
+                raise yaml.YAMLError(f"the key '{key.value}' occurs twice, again in line {key.start_mark.line + 1}")
+            seen.add(str(key.value))
+        return node
 
 
 def _read_weights(

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from nest_ssl.files import SHARDS_INDEX, SHARDS_REST, replacing
+from nest_ssl.files import SHARDS_INDEX, SHARDS_REST, predecessor, replacing
 
 if TYPE_CHECKING:
     from nest_ssl.config import CheckpointConfig, ExperimentConfig
@@ -306,7 +307,8 @@ class MetricsWriter:
 
     def write(self, metrics: Mapping[str, float], step: int) -> None:
         self.latest |= metrics
-        row = {"step": step, "time": round(time.time(), 3), **metrics}
+        named = {name.replace("\r", " "): value for name, value in metrics.items()}  # csv does not quote it
+        row = {"step": step, "time": round(time.time(), 3), **named}
         row.pop("epoch", None)
         if self._columns is not None and not self.path.exists():
             log.warning("%s: was deleted while the run was using it; it starts again here.", self.path)
@@ -322,30 +324,29 @@ class MetricsWriter:
                 _rewrite(self.path, self._columns + new, read_rows(self.path))
                 self._columns = self._columns + new
             with self.path.open("a", newline="") as file:
-                csv.DictWriter(file, self._columns).writerow(row)
+                csv.DictWriter(file, self._columns, lineterminator="\n").writerow(row)  # \r would confuse awk and cut
         except OSError as error:
             raise OSError(f"{self.path}: cannot be written: {error.strerror}.") from error
 
 
 def read_columns(path: Path) -> list[str]:
-    if not path.is_file():
-        return []
-    with path.open(newline="", errors="replace") as file:
-        columns = next(csv.reader(_sound_lines(file)), [])
+    columns = (_read_table(path) or [[]])[0]
     return columns if "step" in columns else []  # without a header its rows mean nothing
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """The rows as text, damaged ones too; empty if there is no file yet."""
+    """The rows as text, by column, damaged ones too; empty if there is no file yet."""
+    names, *rows = _read_table(path) or [[]]
+    return [dict(itertools.zip_longest(names, row[: len(names)], fillvalue="")) for row in rows if row]
+
+
+def _read_table(path: Path) -> list[list[str]]:
+    """The header and the rows, without those that have a cell longer than this program writes."""
     if not path.is_file():
         return []
-    with path.open(newline="", errors="replace") as file:
-        return list(csv.DictReader(_sound_lines(file), restval=""))
-
-
-def _sound_lines(file: Iterable[str]) -> Iterator[str]:
-    """The lines that csv can read: none of this program's is longer."""
-    return (line for line in file if len(line) < csv.field_size_limit())
+    csv.field_size_limit(2**31 - 1)  # an error in one line would end the reading of all
+    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:  # spreadsheets begin with a mark
+        return [row for row in csv.reader(file) if max(map(len, row), default=0) < 10_000]
 
 
 def forget_after(path: Path, step: int) -> None:
@@ -353,8 +354,11 @@ def forget_after(path: Path, step: int) -> None:
     try:
         rows = read_rows(path)
         columns = read_columns(path)
-    except (OSError, csv.Error) as error:
+    except OSError as error:
         log.warning("%s: cannot be read (%s); rows of steps that are repeated stay in it.", path, error)
+        return
+    if rows and not columns:  # it was edited, and may be the only record of the run
+        log.warning("%s: has no column 'step'; kept as %s. A new one begins.", path, path.replace(predecessor(path)))
         return
     whole = rows if not rows or path.read_bytes().endswith(b"\n") else rows[:-1]  # a kill cut off the last line
     kept = [row for row in whole if _is_before(row, step)]
@@ -364,11 +368,8 @@ def forget_after(path: Path, step: int) -> None:
 
 def logged_at(path: Path, step: int) -> set[str]:
     """The names that have a value in the rows of step number `step`."""
-    if not read_columns(path):
-        return set()
-    return {
-        name for row in read_rows(path) if row.get("step") == str(step) for name, value in row.items() if name and value
-    }
+    rows = [row for row in read_rows(path) if row.get("step") == str(step)]
+    return {name for row in rows for name, value in row.items() if name and value}
 
 
 def _is_before(row: Mapping[str, str], step: int) -> bool:
@@ -381,7 +382,7 @@ def _is_before(row: Mapping[str, str], step: int) -> bool:
 def _rewrite(path: Path, columns: list[str], rows: list[dict[str, str]]) -> None:
     """Replace the file in one go: a kill leaves the old one or the new one."""
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, columns, extrasaction="ignore")
+    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     with replacing(path) as file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from dataclasses import dataclass
 from enum import StrEnum
@@ -129,11 +130,12 @@ def read_metrics(path: Path) -> RunMetrics:
     notes: list[str] = []
     if not path.is_file():
         return RunMetrics({}, {}, [f"{path.name}: no such file, so nothing has been logged yet."])
-    lines = path.read_bytes().decode("utf-8", errors="replace").splitlines(keepends=True)
-    if lines and not lines[-1].endswith("\n"):
+    lines = io.StringIO(path.read_bytes().decode("utf-8-sig", errors="replace"), newline="").readlines()
+    if lines and not lines[-1].endswith(("\n", "\r")):
         if len(lines) > 1:
             notes.append(f"{path.name}: the last line is cut off and was left out.")
         lines.pop()
+    csv.field_size_limit(2**31 - 1)  # one damaged field would end the reading of all
     try:
         names, *rows = csv.reader(lines) if lines else [[]]
     except csv.Error as error:
@@ -169,7 +171,7 @@ def _numbers(cells: list[str]) -> tuple[Floats, NDArray[np.bool_], int]:
     for row, cell in enumerate(cells):
         if cell:
             try:
-                values_R[row] = float(cell)
+                values_R[row] = float(cell if len(cell) < 1000 else "damaged")  # not infinity
                 filled_R[row] = True
             except ValueError:
                 num_unreadable += 1

@@ -113,6 +113,17 @@ def test_a_yaml_that_expands_without_limit_is_refused(tmp_path: Path, good: dict
         load(path)
 
 
+def test_a_key_that_occurs_twice_in_a_configuration_is_refused_by_name(tmp_path: Path, good: dict[str, bytes]) -> None:
+    twice = good[CONFIG_NAME].replace(b"  d_model: ", b"  d_model: 64\n  d_model: ")
+    assert twice != good[CONFIG_NAME]
+    path = archive(tmp_path / "model.nemo", {**good, CONFIG_NAME: twice})
+    with pytest.raises(CheckpointError, match=r"model\.nemo: its .* the key 'd_model' occurs twice, again in line \d+"):
+        load(path)
+    merged = good[CONFIG_NAME] + b"\nnotes: {<<: {a: 1}, a: 2}\n"
+    with pytest.raises(CheckpointError, match=r"model\.notes: no such key"):  # yaml's merges are no twins
+        load(archive(tmp_path / "merged.nemo", {**good, CONFIG_NAME: merged}))
+
+
 def test_a_configuration_that_was_changed_is_noticed(tmp_path: Path) -> None:
     """A digit that changes makes other features, and nothing else would show it."""
     path = tmp_path / "model.nemo"

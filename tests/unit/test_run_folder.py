@@ -73,6 +73,13 @@ def test_a_row_is_on_disk_when_it_is_written_and_new_columns_join_the_old(tmp_pa
     assert writer.latest == {"train_loss": 4.0, "val_loss": 4.25, "epoch": 0}
 
 
+def test_a_metric_with_line_ends_in_its_name_is_one_column(tmp_path: Path) -> None:
+    for step in range(2):
+        MetricsWriter(tmp_path / "metrics.csv").write({"val_a\rb\nc": 1.0}, step)
+    assert read_columns(tmp_path / "metrics.csv") == ["step", "time", "val_a b\nc"]
+    assert [row["step"] for row in read_rows(tmp_path / "metrics.csv")] == ["0", "1"]
+
+
 def test_a_resumed_run_keeps_the_columns_and_the_rows_before_its_step(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     first = MetricsWriter(path)
@@ -268,6 +275,29 @@ def test_a_log_without_a_header_does_not_prevent_a_resume(tmp_path: Path) -> Non
     assert logged_at(path, 3) == set()
     MetricsWriter(path).write({"train_loss": 4.0}, 4)
     assert [(row["step"], row["train_loss"]) for row in read_rows(path)] == [("4", "4.0")]
+    assert (tmp_path / "metrics-before.csv").read_text().startswith("3,1700000000.0,4.5")
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_a_resumed_run_keeps_rows_whose_columns_were_reordered_line_by_line(tmp_path: Path, mark: str) -> None:
+    path = tmp_path / "metrics.csv"
+    first = MetricsWriter(path)
+    for step in range(4):
+        first.write({"a": -step}, step)
+    lines = [",".join(line.split(",")[::-1]) for line in path.read_bytes().decode().split("\n")]  # as awk does
+    path.write_bytes((mark + "\n".join(lines)).encode())
+    forget_after(path, 3)
+    MetricsWriter(path).write({"a": 7, "new": 1}, 3)
+    assert [(row["step"], row["a"]) for row in read_rows(path)] == [("0", "0"), ("1", "-1"), ("2", "-2"), ("3", "7")]
+
+
+@pytest.mark.parametrize("field", ["9" * 2**20, '"' + "9\n" * 2**19 + '"'])
+def test_a_field_of_a_megabyte_is_a_damaged_row_for_a_resume(tmp_path: Path, field: str) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_text(f"step,time,x\n0,1,7\n1,2,{field}\n")
+    forget_after(path, 1)
+    MetricsWriter(path).write({"x": 8, "new": 1}, 1)
+    assert [(row["step"], row["x"]) for row in read_rows(path)] == [("0", "7"), ("1", "8")]
 
 
 def test_a_line_that_is_too_long_for_a_log_is_left_out(tmp_path: Path) -> None:

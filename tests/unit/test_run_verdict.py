@@ -11,6 +11,23 @@ from nest_ssl.run_verdict import RunMetrics, judge, read_metrics, setback, summa
 from tests.unit.report.fake_run import rows, write_metrics
 
 
+@pytest.mark.parametrize("field", ["9" * 2**20, '"' + "9\n" * 2**19 + '"'])
+def test_a_field_of_a_megabyte_is_left_out_and_noted(tmp_path: Path, field: str) -> None:
+    (tmp_path / "metrics.csv").write_text(f"step,time,x\n0,1,7\n1,2,{field}\n")
+    metrics = read_metrics(tmp_path / "metrics.csv")
+    assert metrics.num_rows == 2
+    assert metrics.columns["x"][0] == 7
+    assert metrics.notes == ["metrics.csv: 1 values are not numbers and were left out."]
+
+
+def test_a_table_from_a_spreadsheet_is_read_with_its_mark_and_its_line_ends(tmp_path: Path) -> None:
+    text = "\ufefftrain_loss,step\r4.0,0\r3.0,1\r"
+    (tmp_path / "metrics.csv").write_text(text, newline="")
+    metrics = read_metrics(tmp_path / "metrics.csv")
+    assert (list(metrics.columns["train_loss"]), list(metrics.columns["step"])) == ([4.0, 3.0], [0.0, 1.0])
+    assert metrics.notes == []
+
+
 def test_a_pause_between_two_parts_of_a_run_counts_as_no_audio(tmp_path: Path) -> None:
     logged = rows(20)
     for row in logged[10:]:

@@ -25,6 +25,7 @@ from nest_ssl.config.model_section import model_config, model_section
 from nest_ssl.config.parsing import ConfigError
 from nest_ssl.config.targets import TARGETS
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel, EncDecMaskedTokenPredModel
+from nest_ssl.modules import AudioToMelSpectrogramPreprocessor
 from nest_ssl.nemo_file import (
     CheckpointError,
     NemoFile,
@@ -111,11 +112,17 @@ def load(path: str | Path, map_location: Any = "cpu", strict: bool = True) -> En
     path = checkpoint_path(path)
     content = read_checkpoint(path, map_location)
     kind, cfg = model_class(path, content.config), checkpoint_config(path, content.config)
-    check_fit(model_without_storage(path, kind, cfg), content.weights, str(path), strict=strict)
+    check_model(path, kind, cfg, content.weights, strict)
     model = kind(cfg)
-    check_features(content.weights, model.state_dict(), str(path))
     model.load_state_dict(content.weights, strict=False)
     return model.to(next(iter(content.weights.values())).device).eval()
+
+
+def check_model(path: Path, kind: type[Any], cfg: ModelConfig, weights: dict[str, Tensor], strict: bool = True) -> None:
+    """Refuse weights that cannot be those of the configuration, without memory for another copy of them."""
+    check_fit(model_without_storage(path, kind, cfg), weights, str(path), strict=strict)
+    own = AudioToMelSpectrogramPreprocessor(**vars(cfg.preprocessor)).state_dict(prefix="preprocessor.")
+    check_features(weights, own, str(path))
 
 
 def checkpoint_config(path: Path, section: Any) -> ModelConfig:
@@ -140,13 +147,6 @@ def read_checkpoint(path: Path, map_location: Any = "cpu") -> NemoFile:
     if path.suffix == ".safetensors":
         return _read_safetensors(path, map_location)
     return _read_ckpt(path, map_location) if path.suffix == ".ckpt" else read_nemo(path, map_location)
-
-
-def fill(model: torch.nn.Module, weights: dict[str, Tensor], where: str, *, strict: bool = True) -> None:
-    """Copy `weights` into `model`; an error lists what does not fit."""
-    check_fit(model, weights, where, strict=strict)
-    check_features(weights, model.state_dict(), where)
-    model.load_state_dict(weights, strict=False)
 
 
 def model_class(path: Path, config: dict[str, Any]) -> type[EncDecMaskedTokenPredModel]:
@@ -204,7 +204,7 @@ def _read_safetensors(path: Path, map_location: Any = "cpu") -> NemoFile:
             metadata = file.metadata() or {}
             text = metadata.get(CONFIG_KEY)
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        config = json.loads(text) if text else None
+        config = json.loads(text, object_pairs_hook=_section) if text else None
     except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not a readable .safetensors file: {one_line(error)}") from error
     if not isinstance(config, dict):
@@ -217,6 +217,16 @@ def _read_safetensors(path: Path, map_location: Any = "cpu") -> NemoFile:
     if CHECKSUM_KEY in metadata and metadata[CHECKSUM_KEY] != checksum(weights, text or ""):
         raise CheckpointError(f"{path}: is damaged: its content fails its checksum. Use another copy of it.")
     return NemoFile(config, weights)
+
+
+def _section(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A mapping in JSON, which would take the last of several values."""
+    section: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in section:
+            raise ValueError(f"the key '{name}' occurs twice in its configuration")
+        section[name] = value
+    return section
 
 
 def checksum(weights: Mapping[str, Tensor], config: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nest_ssl.checkpoint.read import checkpoint_config, model_class, model_without_storage, read_checkpoint
+from nest_ssl.checkpoint.read import check_model, checkpoint_config, model_class, model_without_storage, read_checkpoint
 from nest_ssl.config import ModelConfig, compose, embedded_configs, load_yaml
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel, EncDecMaskedTokenPredModel
 
@@ -67,8 +67,9 @@ def open_source(name: str, overrides: list[str] | None = None) -> Source:
     path = Path(name).expanduser()
     if is_checkpoint(name):
         content = read_checkpoint(path)
-        kind = model_class(path, content.config)
-        return Source(name, checkpoint_config(path, content.config), kind, content.weights)
+        kind, section = model_class(path, content.config), checkpoint_config(path, content.config)
+        check_model(path, kind, section, content.weights)
+        return Source(name, section, kind, content.weights)
     if path.suffix == ".yaml" and path.is_file():
         cfg = load_yaml(path, overrides or [])
     elif name.removesuffix(".yaml") in embedded_configs():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import math
@@ -19,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from nest_ssl.config.checks import short
 from nest_ssl.config.model_section import unused_keys
-from nest_ssl.config.parsing import ConfigError, one_line, parse
+from nest_ssl.config.parsing import ConfigError, check_sections, one_line, parse
 from nest_ssl.config.training import NestConfig
 
 log = logging.getLogger(__name__)
@@ -94,6 +95,7 @@ def _default_groups(path: Path) -> set[str]:
         raise ConfigError(f"{path}: not a readable yaml file: {one_line(error)}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path}: expected a mapping of keys, got a {type(content).__name__}.")
+    check_sections(NestConfig, content)
     entries = content.get("defaults") or []
     return {str(group) for entry in entries if isinstance(entry, dict) for group in entry}
 
@@ -121,6 +123,9 @@ def _checked(override: str, text: str, folder: Path) -> str:
         ) from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"override {_shown(text)}: {one_line(error)}") from error
+    if override.startswith("++"):
+        at_root = functools.reduce(lambda inner, key: {key: inner}, reversed(parsed.key_or_group.split(".")), value)
+        check_sections(NestConfig, at_root)
     if not override.startswith(("++", "~")) and not isinstance(value, (str, list)):
         raise ConfigError(f"override {_shown(text)}: expected the name of a file in {parsed.key_or_group}/.")
     if not override.startswith(("++", "~")) and isinstance(value, str):

@@ -79,6 +79,21 @@ def parse(
     return _built(schema, data, where)
 
 
+def check_sections(schema: type[Any], data: Mapping[Any, Any], where: str = "") -> None:
+    """Refuse what is no section in place of one, and a section in place of a list; Hydra would not say where it is."""
+    hints = typing.get_type_hints(schema)
+    for key, value in data.items():
+        hint, path = hints.get(key), f"{where}.{key}" if where else str(key)
+        nested = _dataclass_in(hint)
+        if nested is not None and isinstance(value, Mapping):
+            check_sections(nested, value, path)
+            continue
+        is_given = value is not None or type(None) not in _alternatives(hint)
+        is_reference = isinstance(value, str) and ("${" in value or value == MISSING)
+        if is_given and not is_reference if nested else isinstance(value, Mapping) and _takes_only_lists(hint):
+            raise ConfigError(f"{path}: expected {_in_words(hint)}, got {quoted(value)}.")
+
+
 def _built(schema: type[T], data: dict[str, Any], where: str) -> T:
     """Return `data` as a `schema`, its sections first; the sections' own messages get the whole key."""
     hints = typing.get_type_hints(schema)
@@ -183,7 +198,7 @@ def _in_words(hint: Any) -> str:
     shown = (
         str(kind) if typing.get_args(kind) else getattr(kind, "__name__", str(kind)) for kind in _alternatives(hint)
     )
-    return " | ".join(shown).replace("NoneType", "None")
+    return re.sub(r"\w+Config\b", "a mapping of keys", " | ".join(shown).replace("NoneType", "None"))
 
 
 def one_line(error: Exception, most: int = 600) -> str:

@@ -248,8 +248,8 @@ def _check_settings(output: Path, settings: dict[str, Any]) -> None:
     path = output / SETTINGS
     if path.exists():
         try:
-            earlier = json.loads(path.read_text())
-        except ValueError as error:
+            earlier = dict(json.loads(path.read_text()))
+        except (ValueError, TypeError, RecursionError) as error:
             raise ValueError(f"{path}: not readable ({error}). Give another output folder.") from error
         changed = [name for name in settings if earlier.get(name) != settings[name]]
         if changed:

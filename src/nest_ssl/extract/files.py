@@ -71,7 +71,7 @@ class FileStore(FeatureStore):
                 if self.suffix == ".npy":
                     return Stored(path.as_posix(), None, _npy_shape(file))
                 return Stored(path.as_posix(), "features", _safetensors_shapes(file)["features"])
-        except (FileNotFoundError, Incomplete):
+        except (FileNotFoundError, Incomplete, KeyError):
             return None
 
     def write(self, key: str, features: Features) -> None:
@@ -172,12 +172,13 @@ def _safetensors_shapes(file: io.BufferedReader) -> dict[str, tuple[int, ...]]:
     """Read shapes from the header: 8 bytes with its length, then JSON."""
     try:
         (size,) = struct.unpack("<Q", file.read(8))
+        _check_size(file, 8 + size)  # before as much memory is asked for
         header = json.loads(file.read(size))
-    except (struct.error, ValueError) as error:
+        tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        _check_size(file, 8 + size + max(entry["data_offsets"][1] for entry in tensors.values()))
+        return {name: tuple(entry["shape"]) for name, entry in tensors.items()}
+    except (struct.error, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise Incomplete(file) from error
-    tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
-    _check_size(file, 8 + size + max(entry["data_offsets"][1] for entry in tensors.values()))
-    return {name: tuple(entry["shape"]) for name, entry in tensors.items()}
 
 
 def _check_size(file: io.BufferedReader, num_bytes: int) -> None:

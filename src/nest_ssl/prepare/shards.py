@@ -83,10 +83,13 @@ def _is_done(folder: Path, shard: int, num_shards: int, utterances: Manifest) ->
         raise ValueError(f"{path}: {found} lines instead of {expected}: shards of other data. Give another folder.")
     try:
         noted = json.loads(_note_path(folder, shard).read_bytes())
-    except (FileNotFoundError, ValueError):  # NeMo's have none
+        paths = noted["paths"]
+    except FileNotFoundError:  # NeMo's have none
         return True
+    except (ValueError, LookupError, TypeError, RecursionError):  # damaged
+        return False
     made_of = _made_of(utterances, shard, num_shards)
-    if noted.get("paths") != made_of["paths"]:
+    if paths != made_of["paths"]:
         raise ValueError(f"{path}: shards of other data. Give another folder.")
     return bool(noted == {**made_of, "tar_bytes": tar.stat().st_size})
 
@@ -125,15 +128,16 @@ def write_shard(utterances: Manifest, folder: Path, shard: int, num_shards: int)
 def _add_audio(archive: tarfile.TarFile, utterance: Utterance, number: int) -> str:
     """Add the utterance's file, or its part of the file, and return its name in the archive."""
     path = Path(utterance.audio_filepath)
+    stem, suffix = os.path.splitext(f"_{path.name}")  # of '.wav' and '....wav' too
     # A dot would end webdataset's key, and NeMo cuts names at '-sub'.
-    stem = re.sub(r"[^\w-]", "_", path.stem).replace("-sub", "_sub")
+    stem = re.sub(r"[^\w-]", "_", stem).replace("-sub", "_sub")
     if _is_whole_file(utterance):
-        name = f"{number:09d}_{stem}{path.suffix}"
+        name = f"{number:09d}{stem}{suffix}"
         with open(path, "rb") as file:
             _add(archive, name, file, os.fstat(file.fileno()).st_size)
         return name
     encoded, extension = _encode_segment(utterance)
-    name = f"{number:09d}_{stem}{extension}"
+    name = f"{number:09d}{stem}{extension}"
     _add(archive, name, io.BytesIO(encoded), len(encoded))
     return name
 
@@ -155,7 +159,10 @@ def _encode_segment(utterance: Utterance) -> tuple[bytes, str]:
     out = io.BytesIO()
     kind = {"format": "FLAC", "subtype": "PCM_24"} if fits else {"format": "WAV", "subtype": "FLOAT"}
     soundfile.write(out, samples_NC, rate, **kind)
-    return out.getvalue(), ".flac" if fits else ".wav"
+    if fits:
+        return out.getvalue(), ".flac"
+    # libsndfile notes the time of writing in a chunk called PEAK, after 8 bytes: the same input would give other bytes.
+    return re.sub(rb"(PEAK.{8}).{4}", rb"\1\0\0\0\0", out.getvalue(), count=1, flags=re.DOTALL), ".wav"
 
 
 def _add(archive: tarfile.TarFile, name: str, file: Any, size: int) -> None:

@@ -140,6 +140,14 @@ def test_weights_that_would_only_fail_in_use_are_refused(
         load(tmp_path / "x.ckpt")
 
 
+def test_a_key_that_occurs_twice_in_the_json_of_a_file_is_refused_by_name(tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch", reason="needs nest-ssl[hf]")
+    text = json.dumps(model_section()).replace('"d_model":', '"d_model": 64, "d_model":', 1)
+    safetensors.save_file(dict(tiny_model().state_dict()), tmp_path / "x.safetensors", metadata={"model_config": text})
+    with pytest.raises(CheckpointError, match=r"x\.safetensors: .*the key 'd_model' occurs twice"):
+        load(tmp_path / "x.safetensors")
+
+
 def test_a_model_with_two_sample_rates_is_refused(tmp_path: Path) -> None:
     section = model_section()
     section["sample_rate"] = 8000

@@ -5,14 +5,18 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
+from torch import Tensor
 
-from nest_ssl import load
+from nest_ssl import CheckpointError, load
 from nest_ssl.checkpoint.summary import open_source, parameter_differences, summarize
 from nest_ssl.cli.console import make_table
+from tests.helpers import model_section, tiny_model
 
 GOLDEN = Path(__file__).parents[2] / "parity" / "golden"
 
@@ -65,6 +69,25 @@ def test_the_same_file_has_no_difference_and_a_changed_weight_has_one(tmp_path: 
     assert parameter_differences(a, open_source(str(GOLDEN / "pre_conv.nemo"))) == []
     changed = parameter_differences(a, open_source(str(tmp_path / "changed.nemo")))
     assert changed == [("decoder.decoder_layers.0.bias", "values", "differ by up to 0.5")]
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("encoder.layers.0.norm_out.weight", lambda x: x * float("nan")),
+        ("encoder.layers.0.norm_out.weight", lambda x: x.bool()),
+        ("encoder.layers.0.norm_out.weight", lambda x: x[:-1]),
+        ("preprocessor.featurizer.window", lambda x: x * 0),
+    ],
+)
+def test_info_refuses_weights_that_cannot_be_used(
+    tmp_path: Path, name: str, change: Callable[[Tensor], Tensor]
+) -> None:
+    weights = dict(tiny_model().state_dict())
+    weights[name] = change(weights[name])
+    torch.save({"state_dict": weights, "hyper_parameters": model_section()}, tmp_path / "x.ckpt")
+    with pytest.raises(CheckpointError, match=rf"(?s)x\.ckpt: .*{name}"):
+        open_source(str(tmp_path / "x.ckpt"))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,38 @@ def test_aliases_that_would_fill_the_memory_are_refused(tmp_path: Path, depth: i
     (tmp_path / "own.yaml").write_text("\n".join(lines))
     with pytest.raises(ConfigError, match=r"own.yaml.*aliases"):
         compose("own", config_path=tmp_path)
+
+
+@pytest.mark.parametrize("value", ["[1, 2]", "7", "text", "null"])
+@pytest.mark.parametrize("key", ["model.encoder", "model.masking", "trainer"])
+def test_what_is_no_section_in_the_place_of_one_is_refused_by_its_key(tmp_path: Path, key: str, value: str) -> None:
+    found = {"text": "'text'", "null": "None"}.get(value, value)
+    message = f"^{re.escape(f'{key}: expected a mapping of keys, got {found}.')}$"
+    with pytest.raises(ConfigError, match=message):
+        compose(overrides=[f"{key}={value}"])
+    section, _, inner = key.partition(".")
+    content = f"{inner}: {value}" if inner else value
+    yaml_text = f"defaults: [nest_fast-conformer, _self_]\n{section}: {f'{{{content}}}' if inner else value}\n"
+    (tmp_path / "mine.yaml").write_text(yaml_text)
+    with pytest.raises(ConfigError, match=message):
+        load_yaml(tmp_path / "mine.yaml")
+
+
+def test_a_mapping_in_the_place_of_a_list_is_refused_by_its_key() -> None:
+    with pytest.raises(ConfigError, match=r"^model\.optim\.betas: expected list\[float\] \| None, got \{'a': 1\}"):
+        compose(overrides=["model.optim.betas={a: 1}"])
+
+
+def test_a_section_may_refer_to_another_and_a_yaml_may_merge_but_not_repeat_a_key(tmp_path: Path) -> None:
+    text = "defaults: [nest_fast-conformer, _self_]\nmodel:\n  train_ds: &data {batch_size: 3}\n"
+    (tmp_path / "mine.yaml").write_text(
+        text + "  validation_ds: {<<: *data, batch_size: 4}\n  test_ds: ${model.validation_ds}\n"
+    )
+    model = load_yaml(tmp_path / "mine.yaml").model
+    assert [ds.batch_size for ds in (model.train_ds, model.validation_ds, model.test_ds) if ds] == [3, 4, 4]
+    (tmp_path / "mine.yaml").write_text(text + "  train_ds: {batch_size: 5}\n")
+    with pytest.raises(ConfigError, match=r"mine\.yaml: .*duplicate key train_ds"):
+        load_yaml(tmp_path / "mine.yaml")
 
 
 def test_a_missing_file_lists_the_packaged_configurations(tmp_path: Path) -> None:

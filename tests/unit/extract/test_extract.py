@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shutil
+import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -109,6 +110,18 @@ def test_a_file_truncated_by_a_power_cut_is_written_again(
     assert (result.num_new, result.num_kept) == (1, 5)
     for path, features in stored(tmp_path / "out").items():
         np.testing.assert_allclose(features, whole[path], atol=1e-5)
+
+
+@pytest.mark.parametrize("header", [b"[1]", b"{}", b'{"features": 1}', b'{"x": {"data_offsets": [0, 0], "shape": []}}'])
+@pytest.mark.parametrize("size", [None, 2**62])
+def test_a_feature_file_with_a_damaged_header_is_written_again(
+    extractor: FeatureExtractor, manifest: Path, tmp_path: Path, header: bytes, size: int | None
+) -> None:
+    options = ExtractOptions(format="safetensors")
+    extract_features(extractor, manifest, tmp_path / "out", options)
+    file = next((tmp_path / "out").rglob("*.safetensors"))
+    file.write_bytes(struct.pack("<Q", size or len(header)) + header)
+    assert extract_features(extractor, manifest, tmp_path / "out", options).num_new == 1
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -251,6 +264,9 @@ def test_a_folder_of_other_settings_is_refused(extractor: FeatureExtractor, mani
     ):
         with pytest.raises(ValueError, match="contains features with other settings .*(layers|encoder)"):
             extract_features(other, manifest, tmp_path / "out")
+    (tmp_path / "out/extract.json").write_text("[1]")
+    with pytest.raises(ValueError, match="extract.json: not readable"):
+        extract_features(extractor, manifest, tmp_path / "out")
     with pytest.raises(ValueError, match="is not empty and has no extract.json"):
         extract_features(extractor, manifest, manifest.parent)
 

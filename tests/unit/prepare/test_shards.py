@@ -86,6 +86,15 @@ def test_whole_files_are_copied_byte_for_byte_and_segments_cut(manifest: Path, t
     assert "000000012_loud.wav" in files  # FLAC would clip it
 
 
+def test_audio_whose_name_is_only_dots_keeps_its_suffix_in_a_shard(manifest: Path, tmp_path: Path) -> None:
+    names = ("....wav", ".wav", "no_suffix")
+    for name in names:
+        (tmp_path / name).write_bytes((tmp_path / "long.wav").read_bytes())
+    manifest.write_text("".join(json.dumps({"audio_filepath": name, "duration": 4.0}) + "\n" for name in names))
+    write_shards(manifest, tmp_path / "tarred", 1)
+    assert list(contents(tmp_path / "tarred", 1)) == ["000000000____.wav", "000000001_.wav", "000000002_no_suffix"]
+
+
 def test_shards_that_are_there_are_left_and_a_half_written_one_is_made_again(manifest: Path, tmp_path: Path) -> None:
     folder = tmp_path / "tarred"
     assert write_shards(manifest, folder, 4, shards=[1, 3]) == 2
@@ -128,6 +137,24 @@ def test_a_shard_whose_audio_was_replaced_or_whose_tar_is_cut_is_written_again(m
     os.utime(audio, (1, 1))
     assert write_shards(manifest, folder, 4) >= 1
     assert write_shards(manifest, folder, 4) == 0
+
+
+@pytest.mark.parametrize("damage", ["[1]", "null", '"x"', "{", "[" * 100_000])
+def test_a_shard_whose_note_is_damaged_is_written_again(manifest: Path, tmp_path: Path, damage: str) -> None:
+    folder = tmp_path / "tarred"
+    write_shards(manifest, folder, 4)
+    note = shard_manifest_path(folder, 2).with_name("manifest_2.json.state")
+    whole = note.read_text()
+    note.write_text(damage)
+    assert write_shards(manifest, folder, 4) == 1
+    assert note.read_text() == whole
+
+
+def test_a_segment_gives_the_same_bytes_at_another_time(manifest: Path, tmp_path: Path) -> None:
+    write_shards(manifest, tmp_path / "tarred", 1)
+    loud = contents(tmp_path / "tarred", 1)["000000012_loud.wav"]
+    at = loud.index(b"PEAK")
+    assert loud[at + 8 : at + 16] == b"\1\0\0\0" + bytes(4)  # version, time
 
 
 @pytest.mark.parametrize("num_shards", [0, 14])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -14,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-PREPARE_HINT = "Run 'nest-ssl prepare {manifest} --output NEW.jsonl' to write a good one."
+PREPARE_HINT = "Run 'nest-ssl prepare {manifest} --output NEW.jsonl' to write a good one, without unusable lines."
 TARRED_MANIFEST = re.compile(r"(?:^|[/\\])(?:sharded_manifests[/\\]manifest_\d+\.json|tarred_audio_manifest\.json)$")
 BLANK = b" \t\r\n"
 """White space in JSON; bytes.strip takes form feeds for white space too."""
@@ -104,7 +105,7 @@ def _checked_duration(line: bytes, manifest: str, line_number: int) -> float:
     return math.nan if duration_s is None else duration_s
 
 
-def parse_line(line: bytes, manifest: str, line_number: int) -> dict[str, Any]:
+def parse_line(line: bytes, manifest: str, line_number: int, *, unquote: bool = False) -> dict[str, Any]:
     """Parse one line into a dict in which `audio_filepath`, `duration` and `offset` are present and checked."""
     hint = PREPARE_HINT.format(manifest=manifest)
 
@@ -128,6 +129,9 @@ def parse_line(line: bytes, manifest: str, line_number: int) -> dict[str, Any]:
         seconds = item.setdefault(key, None)
         if seconds is None:
             continue
+        if unquote and isinstance(seconds, str):  # for those who write a new manifest
+            with contextlib.suppress(ValueError):
+                seconds = item[key] = float(seconds)
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds <= MAX_SECONDS:
             fail(f"'{key}' is {_shown(seconds)}, not a number of seconds")
         if seconds < 0:

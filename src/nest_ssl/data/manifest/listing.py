@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import os
+import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -81,7 +82,8 @@ def _folder_entries(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator
             path = os.path.join(folder, name)
             if os.path.isdir(path):
                 yield from _folder_entries(path, (*above, identity))
-            elif not name.startswith(".") and os.path.splitext(name)[1].lower() not in NOT_AUDIO:
+            # Hidden files have one dot; '....wav' is only an odd name, and os.path would find no suffix in it.
+            elif not re.match(r"\.[^.]", name) and os.path.splitext(f"_{name}")[1].lower() not in NOT_AUDIO:
                 yield Entry(path)
     except OSError as error:
         yield Entry(folder, error=error.strerror or str(error))
@@ -125,7 +127,7 @@ def _manifest_entries(source: Path) -> Iterator[Entry]:
             if not line:
                 continue
             try:
-                item = parse_line(line, manifest, number)
+                item = parse_line(line, manifest, number, unquote=True)
             except ManifestError as error:
                 yield Entry(f"{manifest}:{number}", error=error.what)
             else:

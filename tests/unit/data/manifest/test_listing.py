@@ -29,6 +29,11 @@ def test_a_folder_is_walked_in_sorted_order_and_other_files_are_passed_over(tmp_
     assert names(tmp_path) == ["a/1.wav", "a/2.FLAC", "a-b/x.mp3", "b/c/deep.opus", "b/no_extension", "z.wav"]
 
 
+def test_a_name_of_dots_is_no_hidden_file(tmp_path: Path) -> None:
+    make(tmp_path, "....wav", "..flac", "....txt", ".wav", "._a.wav")
+    assert names(tmp_path) == ["....wav", "..flac"]
+
+
 def test_a_folder_too_large_for_memory_gives_the_same_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(tmp_path, *(f"{n}.wav" for n in range(100)), "new\nline.wav")
     in_memory = names(tmp_path)
@@ -76,6 +81,20 @@ def test_a_manifest_keeps_its_keys_and_its_bad_lines_have_a_reason(tmp_path: Pat
     assert [(entry.path, entry.error) for entry in entries[1:]] == [
         (f"{path}:3", "not JSON (Expecting value at column 1)"),
         (f"{path}:4", "no 'audio_filepath'"),
+    ]
+
+
+def test_seconds_in_quotes_are_read_as_the_numbers_that_they_are_and_other_texts_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "m.json"
+    path.write_text(
+        '{"audio_filepath": "a.wav", "duration": "3.2", "offset": "0.5"}\n'
+        '{"audio_filepath": "a.wav", "duration": "long"}\n{"audio_filepath": "a.wav", "offset": "nan"}\n'
+    )
+    good, *bad = list_entries(path)
+    assert good.item == {"duration": 3.2, "offset": 0.5}
+    assert [entry.error for entry in bad] == [
+        "'duration' is 'long', not a number of seconds",
+        "'offset' is nan, not a number of seconds",
     ]
 
 
