@@ -347,7 +347,7 @@ def resume_command(cfg: NestConfig, command: Command, run_dir: Path, facts: Rank
     """A line for the shell that resumes the run."""
     program = command.shown or command.program
     if facts is not None and facts.launcher == "torchrun":
-        started = command.program[1:]  # without Python, which torchrun starts itself
+        started = [word for word in command.program[1:] if word != "-P"]  # torchrun starts Python itself
         program = ["torchrun", f"--nnodes={facts.num_nodes}", f"--nproc-per-node={facts.local_world_size}", *started]
     elif facts is not None and facts.launcher == "slurm":
         program = ["srun", f"--ntasks={facts.world_size}", *program]
