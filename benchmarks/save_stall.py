@@ -87,6 +87,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=16.0)
     parser.add_argument("--every", type=int, default=300, help="steps from one save to the next")
     parser.add_argument("--every-if-waiting", type=int, default=60)
+    parser.add_argument("--average", choices=("off", "on"), help="of the weights; default: both, one after the other")
     parser.add_argument("--work", type=Path, help="a folder with 40 GB of room; default: a temporary one")
     parser.add_argument("--output", type=Path)
     parser.add_argument("overrides", nargs="*", help="further overrides of nest-ssl pretrain")
@@ -96,7 +97,7 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         make_data(Path(folder), 32, 3 * options.every * options.batch, options.seconds)
-        for average in (False, True):
+        for average in (False, True) if options.average is None else (options.average == "on",):
             for waits in (False, True):
                 rows.append(measure(Path(folder), options, average=average, waits=waits))
                 print(json.dumps(rows[-1]), flush=True)

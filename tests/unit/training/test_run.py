@@ -17,6 +17,7 @@ from nest_ssl.cli.main import app
 from nest_ssl.config import NestConfig, compose
 from nest_ssl.launch import attach
 from nest_ssl.training import run as running
+from nest_ssl.watchdog.rank import RankFacts
 from nest_ssl.watchdog.system import stop_signals
 
 
@@ -100,3 +101,11 @@ def test_a_node_that_does_not_exist_is_refused_by_its_variable(monkeypatch: pyte
     with pytest.raises(ValueError, match=r"^NODE_RANK=1: nodes count from 0, and trainer\.num_nodes=1\."):
         running.run(cfg, running.pretrain, running.Command(["nest-ssl"], []))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_run_of_torchrun_is_resumed_by_torchrun(tmp_path: Path) -> None:
+    cfg, facts = compose(overrides=[]), RankFacts(0, 0, 8, 4, 0, "torchrun", "localhost", 1)
+    command = running.resume_command(
+        cfg, running.pretrain_command(["trainer.devices=4"], verbose=False), tmp_path, facts
+    )
+    assert command.startswith("torchrun --nnodes=2 --nproc-per-node=4 -m nest_ssl pretrain trainer.devices=4")
