@@ -10,6 +10,7 @@ import csv
 import io
 import itertools
 import logging
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -214,7 +215,7 @@ class RunFolder:
         }
         found = {name: str(path) for name, path in files.items() if path.is_file()}
         if exp.create_tensorboard_logger:
-            found["TensorBoard"] = f"tensorboard --logdir {self.path}"
+            found["TensorBoard"] = f"tensorboard --logdir {shlex.quote(str(self.path))}"
         return found
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 import sys
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -136,6 +137,7 @@ def verify_audio(
             start = int(offset_s * info.sample_rate)
             wanted = None if duration_s is None else int(duration_s * info.sample_rate)
             promised = max(info.num_samples - start, 0)
+            _check_pages(source, sound, name)
             num_samples = _count_finite(_blocks(sound, name, start=start, num_samples=wanted), name)
     except CannotOpenError as error:
         with _second_decoder(source, name, str(error)), ffmpeg.open_stream(source, name) as (container, stream):
@@ -160,6 +162,8 @@ def _decode(
             start = int(offset_s * rate)
             wanted = None if duration_s is None else int(duration_s * rate)
             promised = max(sound.frames - start, 0)
+            if start == 0 and (wanted is None or wanted >= MIN_SHARE * promised):  # not for each part of a long file
+                _check_pages(source, sound, name)
             samples = _read_samples(sound, name, start=start, num_samples=wanted, int_values=int_values)
     except CannotOpenError as error:
         with _second_decoder(source, name, str(error)):
@@ -281,6 +285,37 @@ def _read_in_pieces(sound: Any, num_samples: int, dtype: str) -> Any:
         if len(pieces[-1]) < MAX_FRAMES_AT_ONCE:
             break
     return np.concatenate(pieces)
+
+
+_BITS_REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
+
+
+def _check_pages(source: str | Path | bytes, sound: Any, name: str) -> None:
+    """Refuse an Ogg file with a damaged or missing page.
+
+    Decoders leave such a page out without a word, so that what follows comes too early; libsndfile, read block by
+    block, even repeats audio there. An incomplete last page is only the end of the file.
+    """
+    if sound.format != "OGG":
+        return
+    pages: dict[bytes, int] = {}
+    with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file:
+        while header := file.read(27):
+            if not header.startswith(b"OggS"):
+                if pages and b"OggS" in header + file.read():  # otherwise tags before or after the audio
+                    raise AudioError(name, "corrupt: a page of it is damaged")
+                return
+            page = header[:22] + bytes(4) + header[26:] + (table := file.read(header[-1]))
+            body = file.read(sum(table))
+            if len(header) + len(table) < 27 + header[-1] or len(body) < sum(table):
+                return
+            # Ogg's CRC is that of zlib with the bits of every byte, and of the result, in reverse.
+            crc = zlib.crc32((page + body).translate(_BITS_REVERSED), 0xFFFFFFFF) ^ 0xFFFFFFFF
+            is_sound = int(f"{crc:032b}"[::-1], 2) == int.from_bytes(header[22:26], "little")
+            serial, number, begins = header[14:18], int.from_bytes(header[18:22], "little"), header[5] & 2
+            if not is_sound or (not begins and number != pages.get(serial, -1) + 1):
+                raise AudioError(name, f"corrupt: page {number} of it is damaged, or comes after a gap")
+            pages[serial] = number
 
 
 def _corrupt(name: str, error: Any) -> AudioError:

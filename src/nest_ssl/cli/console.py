@@ -71,11 +71,11 @@ def layers_from_0(layers: str) -> str:
 
 
 @contextlib.contextmanager
-def quiet(logger_name: str) -> Iterator[None]:
-    """Let only warnings of this logger through."""
+def quiet(logger_name: str, least: int = logging.WARNING) -> Iterator[None]:
+    """Let only warnings of this logger through, or what `least` says."""
     logger = logging.getLogger(logger_name)
     level = logger.level
-    logger.setLevel(logging.WARNING)
+    logger.setLevel(least)
     try:
         yield
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from nest_ssl.cli.console import say
+from nest_ssl.config.checks import as_override
 from nest_ssl.demo.dataset import DemoConfig, DemoFolder, make_demo
 
 _DEFAULT = DemoConfig()
@@ -83,4 +85,4 @@ def _next_command(made: DemoFolder) -> str:
     if not at_16_khz:
         overrides["model.sample_rate"] = config.sample_rate
     first = "nest-ssl pretrain size=small trainer.max_steps=800"  # without it, 1,000 epochs as in NeMo's file
-    return " \\\n".join([first, *(f"    {key}={value}" for key, value in overrides.items())])
+    return " \\\n".join([first, *(f"    {shlex.quote(as_override(*item))}" for item in overrides.items())])

@@ -36,8 +36,12 @@ def prepare(
     output: Annotated[Path, typer.Option(help="The manifest to write, such as data/train.jsonl.")],
     check: Annotated[Check, typer.Option(help="Decode every file to the end, or read only its header.")] = Check.decode,
     split: Annotated[SplitBy | None, typer.Option(help="Also write M.train.jsonl and M.valid.jsonl.")] = None,
-    valid_share: Annotated[float, typer.Option(help="Share of files (folders) that go to valid.")] = 0.02,
-    folder_level: Annotated[int, typer.Option(help="--split folder: 1: topmost below INPUT, -1: the file's own.")] = 1,
+    valid_share: Annotated[
+        float | None, typer.Option(help="--split: share of files (folders) that go to valid. [default: 0.02]")
+    ] = None,
+    folder_level: Annotated[
+        int | None, typer.Option(help="--split folder: 1: topmost below INPUT, -1: the file's own. [default: 1]")
+    ] = None,
     shards: Annotated[
         int | None, typer.Option(min=1, help="Also write this many tar shards (of the train part).")
     ] = None,
@@ -50,7 +54,13 @@ def prepare(
     """Measure audio files; write a manifest of the good ones, and M.bad.jsonl with the others and the reasons."""
     num_workers = _num_cores() if workers is None else workers
     part = None if job is None else Job.parse(job)
-    divide = None if split is None else Split(split.value, valid_share, folder_level)
+    if valid_share is not None and split is None:
+        raise ValueError(f"--valid-share {valid_share}: nothing is split. Give --split too.")
+    if folder_level is not None and split is not SplitBy.folder:
+        raise ValueError(f"--folder-level {folder_level}: nothing is split by folder. Give --split folder too.")
+    divide = None
+    if split is not None:
+        divide = Split(split, 0.02 if valid_share is None else valid_share, 1 if folder_level is None else folder_level)
     if shards is None and shards_folder is not None:
         raise ValueError(f"--shards-folder {shards_folder}: there are no shards to write. Give --shards too.")
     target = output if divide is None else part_path(output, "train")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,7 +75,7 @@ def _next_commands(cfg: NestConfig, model: str) -> list[str]:
     if cfg.trainer.max_time is not None:  # it counts what was trained already
         longer += " trainer.max_time=null"
     return [
-        f"nest-ssl info {model}    # what is in it",
+        f"nest-ssl info {shlex.quote(model)}    # what is in it",
         f"nest-ssl pretrain … trainer.{longer}    # the same command with this resumes the run",
         "nest-ssl prepare FOLDER --output train.jsonl    # then the same with your own audio",
     ]
@@ -84,7 +85,7 @@ def _write_report(run_dir: Path) -> None:
     from nest_ssl.report.report import write_run_report
 
     try:
-        with quiet("nest_ssl.data"):  # which says again how many utterances there are
+        with quiet("nest_ssl.data", logging.ERROR):  # which says again how many utterances there are, and which are bad
             write_run_report(run_dir)
     except (ValueError, OSError, RuntimeError) as error:  # a page about the run must not make it fail
         log.warning("the report could not be written: %s", error)

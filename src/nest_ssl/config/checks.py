@@ -149,6 +149,12 @@ def short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:40]}… ({len(text)} characters)"
 
 
+def as_override(key: str, value: object) -> str:
+    """Return `key=value` in the form that Hydra reads; in a shell it may need quotes of its own."""
+    is_plain = re.fullmatch(r"[\w./:@~+-]+", str(value)) is not None
+    return f"{key}={value if is_plain else repr(str(value))}"
+
+
 def quoted(value: object) -> str:
     """Return a value for a message as Python writes it: with quotes, on one line."""
     try:
@@ -187,8 +193,13 @@ def not_supported(key: str, value: object, way_out: str) -> NoReturn:
     raise ValueError(f"{key}: {quoted(value)} exists in NeMo but not in nest-ssl; {way_out}.")
 
 
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Control characters but tab and newline, marks that reverse the direction of text, and halves of surrogate pairs."""
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
+"""Control characters but tab and newline, marks that reverse the direction of text, halves of surrogate pairs, and
+what XML does not allow."""
+_ENDLESS = re.compile(r"(\S{200})\S{4000,}")
+"""A word longer than any path: nobody reads it, and it hides the rest."""
 
 
 def printable(text: str) -> str:
@@ -196,7 +207,8 @@ def printable(text: str) -> str:
 
     Names come from files, manifests and models that others made.
     """
-    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
+    shown = _ENDLESS.sub(lambda found: f"{found[1]}… ({len(found[0])} characters)", text)
+    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], shown)
 
 
 class PlainFormatter(logging.Formatter):

@@ -88,13 +88,15 @@ def _default_groups(path: Path) -> set[str]:
     """Return the config groups in the defaults list of a yaml."""
     try:
         with path.open(encoding="utf-8") as file:
-            if _num_nodes(yaml.compose(file, Loader=yaml.SafeLoader), {}) > MOST_NODES:
-                raise ValueError(f"its aliases (*name) repeat their anchors (&name) more than {MOST_NODES:,} times")
+            root = yaml.compose(file, Loader=yaml.SafeLoader)
+        if _num_nodes(root, {}) > MOST_NODES:
+            raise ValueError(f"its aliases (*name) repeat their anchors (&name) more than {MOST_NODES:,} times")
+        if not isinstance(root, yaml.MappingNode | None):  # OmegaConf takes a word for a key
+            raise ConfigError(f"{path}: expected a mapping of keys.")
         content = OmegaConf.to_container(OmegaConf.load(path))
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, OSError, RecursionError) as error:
         raise ConfigError(f"{path}: not a readable yaml file: {one_line(error)}") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: expected a mapping of keys, got a {type(content).__name__}.")
+    assert isinstance(content, dict)
     check_sections(NestConfig, content)
     entries = content.get("defaults") or []
     return {str(group) for entry in entries if isinstance(entry, dict) for group in entry}

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import dacite
+import yaml
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -54,7 +55,10 @@ def plain(config: Any, where: str = "", depth: int = 0) -> Any:
 
 def read_yaml(path: str | Path) -> Any:
     """Return the content of a yaml file, with interpolations resolved."""
-    return plain(OmegaConf.load(path))
+    try:
+        return plain(OmegaConf.load(path))
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not a readable yaml file: {one_line(error)}") from error
 
 
 def parse(

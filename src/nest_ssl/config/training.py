@@ -524,6 +524,13 @@ class NestConfig:
             lines.append("model.test_ds: is not read; pre-training has no test loop. Use model.validation_ds.")
         if (short_block := _block_too_short(model)) is not None:
             lines.append(f"{short_block} Only neighbouring blocks do so together.")
+        longest_s = None if model.train_ds is None else model.train_ds.max_duration
+        block_s = model.masking.block_size * model.preprocessor.num_stride_samples / model.sample_rate
+        if longest_s is not None and block_s >= 0.8 * longest_s and model.mask_position != "post_conv":
+            lines.append(
+                f"model.masking.block_size: {model.masking.block_size} frames are no block for utterances of up to "
+                f"{longest_s:g} s (max_duration): of each only the first {model.encoder.subsampling_factor} are masked."
+            )
         return lines
 
 

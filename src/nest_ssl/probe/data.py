@@ -11,6 +11,7 @@ import numpy as np
 
 from nest_ssl.audio import AudioError, read_audio
 from nest_ssl.audio.signal import Samples, gain_for_ratio, power, repeat_to
+from nest_ssl.config.checks import quoted
 from nest_ssl.data import NoiseSource, Utterance, open_manifests
 from nest_ssl.plugins import probe_tasks
 from nest_ssl.watchdog.system import SlowFiles
@@ -71,6 +72,8 @@ def label_under(key: str) -> ProbeTask:
         value = utterance.extra.get(key)
         if value is None or isinstance(value, (dict, list)) or value != value:  # not even itself: NaN
             known = ", ".join(sorted(utterance.extra)) or "none"
+            if key in utterance.extra:
+                raise ValueError(f"'{key}' is {quoted(value)}, which is no label. Give a text or a number.")
             raise ValueError(f"no label '{key}'. Keys of this line: {known}.")
         return value
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nest_ssl.config import ExperimentConfig, NestConfig, compose
-from nest_ssl.config.checks import log_to_terminal, printable
+from nest_ssl.config.checks import as_override, log_to_terminal, printable
 from nest_ssl.config.composing import DEFAULT_CONFIG
 from nest_ssl.config.data import DatasetConfig
 from nest_ssl.freed_memory import keep_freed_memory
@@ -336,8 +335,7 @@ def resume_overrides(cfg: NestConfig, run_dir: Path) -> list[str]:
     if not exp.resume_if_exists:
         extra.append("exp_manager.resume_if_exists=true")
         if exp.explicit_log_dir is None and exp.version is None:
-            plain = re.fullmatch(r"[\w./:@~+-]+", str(run_dir)) is not None
-            extra.append(f"exp_manager.explicit_log_dir={run_dir if plain else repr(str(run_dir))}")
+            extra.append(as_override("exp_manager.explicit_log_dir", run_dir))
     if not exp.resume_ignore_no_checkpoint:
         extra.append("exp_manager.resume_ignore_no_checkpoint=true")
     return extra

@@ -38,6 +38,21 @@ def encoded(samples: Any, rate: int = RATE, **kind: Any) -> bytes:
     return out.getvalue()
 
 
+NOISE = 0.1 * np.random.default_rng(0).standard_normal(10 * RATE)
+"""Several pages in Ogg."""
+
+
+def flipped(ogg: bytes) -> bytes:
+    """Flip a bit in the middle of the last page but one."""
+    at = ogg.rindex(b"OggS", 0, ogg.rindex(b"OggS")) + 100
+    return ogg[:at] + bytes([ogg[at] ^ 4]) + ogg[at + 1 :]
+
+
+def without_a_page(ogg: bytes) -> bytes:
+    last = ogg.rindex(b"OggS")
+    return ogg[: ogg.rindex(b"OggS", 0, last)] + ogg[last:]
+
+
 def correlation(a: NDArray[np.float32], b: NDArray[np.float32]) -> float:
     """Peak of the normalised cross-correlation over shifts: codecs may delay."""
     size = 1 << (len(a) + len(b)).bit_length()
@@ -196,6 +211,8 @@ BAD_FILES = {
         encoded(np.array([[1e30, -1e30]] * 100), format="WAV", subtype="FLOAT"),
         "are not audio",
     ),
+    "Vorbis with a flipped bit": (flipped(encoded(NOISE, format="OGG")), "corrupt: page"),
+    "Vorbis without a page": (without_a_page(encoded(NOISE, format="OGG")), "comes after a gap"),
     "a rate of 1 Hz": (encoded(tone(100), rate=1, format="WAV"), "sample rate 1 Hz"),
     "no channel": (encoded(tone(), format="WAV")[:22] + b"\0\0" + encoded(tone(), format="WAV")[24:], "libsndfile"),
 }
@@ -391,3 +408,10 @@ def test_a_fifo_is_refused_at_once_however_it_is_read(tmp_path: Path, read: Call
     pipe = tmp_path / "pipe.wav"
     with fifo_that_is_not_opened(pipe), pytest.raises(AudioError, match=r"pipe\.wav: not a regular file"):
         read(pipe)
+
+
+@pytest.mark.parametrize("subtype", ["VORBIS", "OPUS"])
+def test_ogg_files_may_be_cut_or_have_tags_at_their_end(subtype: str) -> None:
+    whole = encoded(NOISE, format="OGG", subtype=subtype)
+    assert verify_audio(whole + b"TAG" + bytes(125)).num_samples == verify_audio(whole).num_samples
+    assert 0 < verify_audio(whole[: 2 * len(whole) // 3]).num_samples < verify_audio(whole).num_samples

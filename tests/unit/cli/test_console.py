@@ -66,3 +66,8 @@ def test_an_error_of_the_system_names_the_file_first(
     with pytest.raises(SystemExit):
         main(["info"])
     assert capsys.readouterr().err == f"nest-ssl: {shown}\n"
+
+
+def test_a_word_longer_than_any_path_is_shortened() -> None:
+    assert printable(f"a {'b' * 100_000} c") == f"a {'b' * 200}… (100000 characters) c"
+    assert printable("b" * 4096) == "b" * 4096

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -16,12 +17,12 @@ SMALL = ["--num-train", "2", "--num-val", "1", "--num-noise", "1", "--duration",
 
 
 def test_it_says_where_things_are_and_what_comes_next(tmp_path: Path) -> None:
-    folder = tmp_path / "data"
+    folder = tmp_path / "my 'data' (1)=$x"
     result = CliRunner().invoke(main.app, ["demo", "--data-dir", str(folder), *SMALL])
     assert result.exit_code == 0, result.output
     assert f"{folder}: made (voices: formants)" in result.output
     assert f"{folder}/train.jsonl: 2 utterances of 1 voices" in result.output
-    command = result.output.split("nest-ssl pretrain", 1)[1].replace("\\\n", " ").split()
+    command = shlex.split(result.output.split("nest-ssl pretrain", 1)[1].replace("\\\n", " "))  # as a shell does
     train_ds = compose(overrides=command).model.train_ds
     assert train_ds is not None
     assert train_ds.manifest_filepath == f"{folder}/train.jsonl"

@@ -120,6 +120,8 @@ def test_an_output_that_is_an_input_is_refused_and_left(
         (("--split", "folder", "--folder-level", 0), "--folder-level 0: give 1, 2, …, or -1"),
         (("--split", "folder", "--folder-level", -99), "--folder-level -99: give 1, 2, …, or -1"),
         (("--shards", 100), "corpus names 31 files. Give 1 to 31."),
+        (("--valid-share", 0.5), "--valid-share 0.5: nothing is split. Give --split too."),
+        (("--split", "hash", "--folder-level", 2), "--folder-level 2: nothing is split by folder."),
         (("--shards-folder", "x"), "--shards-folder x: there are no shards to write. Give --shards too."),
     ],
 )

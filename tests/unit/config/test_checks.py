@@ -158,6 +158,8 @@ def test_what_is_possible_but_rarely_meant_gets_one_line() -> None:
     odd += ["model.optim.sched.warmup_steps=9", "+model.test_ds={manifest_filepath: x}"]
     odd += ["exp_manager.ema.enable=true", "exp_manager.ema.every_n_steps=1000"]
     keys = [line.split(":")[0] for line in compose("nest_demo", odd).unlikely()]
+    whole_block = compose("nest_demo", ["model.masking.block_size=2000", "model.train_ds.max_duration=20"])
+    assert whole_block.unlikely()[0].startswith("model.masking.block_size: 2000 frames are no block for utterances")
     assert keys == [
         *("model.optim.lr", "model.optim.sched.warmup_steps", "exp_manager.ema.every_n_steps"),
         *("model.test_ds", "model.masking.block_size"),

@@ -211,3 +211,10 @@ def test_a_post_conv_section_that_nemo_adjusted_gets_the_users_values_back() -> 
 
 def test_numbers_in_scientific_notation_are_numbers() -> None:
     assert model_config({**NEMO_YAML["model"], "optim": {"weight_decay": "1e-3"}}).optim.weight_decay == 1e-3
+
+
+@pytest.mark.parametrize("content", ["seed", "- seed: 1", "3"])
+def test_a_yaml_that_is_no_mapping_is_refused_by_its_file(tmp_path: Path, content: str) -> None:
+    (tmp_path / "my.yaml").write_text(content)
+    with pytest.raises(ConfigError, match=r"my\.yaml: expected a mapping of keys"):
+        compose("my", [], tmp_path)

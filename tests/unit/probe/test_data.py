@@ -54,7 +54,7 @@ def test_missing_and_unknown_labels_are_named(manifest: Path) -> None:
         labelled_by_key(manifest, "emotion")
     odd = manifest.with_name("odd.jsonl")
     odd.write_text(manifest.read_text().splitlines()[0].replace("}", ', "mood": NaN}') + "\n")
-    with pytest.raises(ValueError, match="no label 'mood'"):
+    with pytest.raises(ValueError, match="'mood' is nan, which is no label"):
         labelled_by_key(odd, "mood")
     examples = labelled_by_key(manifest, "label")
     twos = [example for example in examples if example.label == "2"]

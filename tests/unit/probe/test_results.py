@@ -36,11 +36,11 @@ def test_confusion_counts_true_classes_by_answers() -> None:
 def test_pictures_are_well_formed_and_name_what_they_show(tmp_path: Path) -> None:
     write_layer_weights([0.1, 0.7, 0.2], [0, 5, 11], tmp_path / "weights.svg")
     write_confusion(
-        np.array([[3, 1], [0, 4]]), ["<low>", "a\x1b[2Jvery long name of a class"], tmp_path / "confusion.svg"
+        np.array([[3, 1], [0, 4]]), ["<low>\ufffe", "a\x1b[2Jvery long name of a class"], tmp_path / "confusion.svg"
     )
     for name, words in (
         ("weights.svg", "layer 5: 0.700"),
-        ("confusion.svg", r"<low> predicted as a\x1b[2Jvery lon…: 1"),
+        ("confusion.svg", r"<low>\ufffe predicted as a\x1b[2Jvery lon…: 1"),
     ):
         root = ElementTree.parse(tmp_path / name).getroot()
         assert root.tag == "{http://www.w3.org/2000/svg}svg"

@@ -81,6 +81,11 @@ class Manifest(Sequence[Utterance]):
         self._kept = self._filter()
         self._lines = _LineReader()
 
+    @property
+    def file_bounds(self) -> tuple[list[int], list[int]]:
+        """The number of each file's first line, and of the line after its last."""
+        return self._file_starts[:-1].tolist(), self._file_starts[1:].tolist()
+
     def _filter(self) -> NDArray[np.bool_] | None:
         """Return which lines are kept, None for all. One byte per line: each spawned worker has its own copy."""
         no_filter = self.min_duration_s is None and self.max_duration_s is None
@@ -258,6 +263,9 @@ def open_manifests(
         files, min_duration_s=min_duration_s, max_duration_s=max_duration_s, max_utterances=max_utterances or None
     )
     logger.info("%s", describe(manifest))
+    empty = [path for path, start, end in zip(files, *manifest.file_bounds, strict=True) if start == end]
+    if empty and len(empty) < len(files):
+        logger.warning("%s: is empty%s.", empty[0], f", and so are {len(empty) - 1} more" if empty[1:] else "")
     return manifest
 
 

@@ -106,7 +106,7 @@ class TarShard:
                         on_read(path)
                     if member.isreg():
                         members[member.name.removeprefix("./")] = (member.offset_data, member.size)
-        except (OSError, tarfile.TarError) as error:
+        except (OSError, ValueError, OverflowError, tarfile.TarError) as error:  # of a size that no file has
             if not members:  # the part before the end of a truncated shard is good
                 raise AudioError(path, f"not a readable, uncompressed tar file: {error}") from None
         self._members = Members(members.items())
@@ -253,7 +253,7 @@ def _check_archive(path: str) -> None:
     """Refuse shards that are no tar files before a run begins; the headers of all are read when their turn comes."""
     try:
         tarfile.open(path, "r:").close()
-    except (OSError, tarfile.TarError) as error:
+    except (OSError, ValueError, OverflowError, tarfile.TarError) as error:
         what = f"not a readable, uncompressed tar file: {error}"
         raise ValueError(f"tarred_audio_filepaths: {path}: {what}.") from error
 

@@ -380,3 +380,11 @@ def test_audio_outside_the_duration_limits_is_reported_above_five_percent(tmp_pa
     assert words.startswith("2.00 of 2.03 h (98.4%) are in files outside the duration limits of training (1 to 60 s)")
     assert Manifest([str(path)], min_duration_s=1.0, max_duration_s=9000.0).outside_limits() == ""
     assert Manifest([str(path)]).outside_limits() == ""
+
+
+def test_an_empty_manifest_among_others_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "a.jsonl").write_text('{"audio_filepath": "a.wav", "duration": 1.0}\n')
+    for name in ("b", "c"):
+        (tmp_path / f"{name}.jsonl").write_text("\n")
+    assert len(open_manifests([str(tmp_path / f"{name}.jsonl") for name in "abc"])) == 1
+    assert caplog.messages == [f"{tmp_path / 'b.jsonl'}: is empty, and so are 1 more."]

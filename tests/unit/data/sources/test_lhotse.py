@@ -159,6 +159,8 @@ def test_a_mixture_of_nothing_or_of_itself_is_refused(corpus: Corpus, tmp_path: 
     path = tmp_path / "i.yaml"
     for content, message in (
         ("[]", "input_cfg: .*i.yaml does not contain a list of inputs"),
+        ("- manifest_filepath: [a.jsonl", r"i\.yaml: not a readable yaml file: "),
+        ("!!python/object/apply:os.getcwd []", r"i\.yaml: not a readable yaml file: "),
         ("[text]", "input_cfg: text is not a mapping with a 'type'"),
         (f"[{{type: group, input_cfg: {path}}}]", "groups within groups. Does .*i.yaml name itself"),
     ):

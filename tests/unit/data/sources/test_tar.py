@@ -230,6 +230,17 @@ def test_a_member_that_claims_more_bytes_than_the_shard_has_is_a_bad_file(tmp_pa
         TarShard(str(path)).read("a.wav")
 
 
+def test_a_shard_whose_header_claims_a_size_that_no_file_has_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "audio_0.tar"
+    info = tarfile.TarInfo("a.wav")
+    info.size = (1 << 63) - 1
+    path.write_bytes(info.tobuf(tarfile.GNU_FORMAT) + bytes(1024))
+    with pytest.raises(
+        AudioError, match=r"audio_0\.tar.*a\.wav: the shard ends after \d+ of 9223372036854775807 bytes"
+    ):
+        TarShard(str(path)).read("a.wav")
+
+
 def test_what_comes_before_the_end_of_a_truncated_shard_is_read(corpus: Corpus, shards: Path, tmp_path: Path) -> None:
     data = (shards / "audio_0.tar").read_bytes()
     (tmp_path / "cut.tar").write_bytes(data[: len(data) // 2])
