@@ -42,6 +42,16 @@ WATCHDOG = "watchdog"
 LOCK = ".lock"
 
 
+def parse_hparams(text: str) -> Any:
+    """The content of an `hparams.yaml`. What this program never writes is a YAMLError: it could take for ever."""
+    try:
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
+            raise yaml.YAMLError("aliases (*name) are not accepted")
+        return yaml.safe_load(text)
+    except RecursionError as error:
+        raise yaml.YAMLError("it is nested too deeply") from error
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """Where a run keeps its files, as NeMo's exp_manager lays them out."""
@@ -56,7 +66,7 @@ class RunFolder:
         try:
             if not (path / HPARAMS).is_file():  # reading a FIFO would block
                 return cls(path)
-            cfg = yaml.safe_load((path / HPARAMS).read_text(encoding="utf-8", errors="replace"))
+            cfg = parse_hparams((path / HPARAMS).read_text(encoding="utf-8", errors="replace"))
             dirpath = cfg["exp_manager"]["checkpoint_callback_params"]["dirpath"]
         except (OSError, yaml.YAMLError, KeyError, TypeError):  # not written yet, or damaged
             dirpath = None

@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from nest_ssl.config.checks import printable
+from nest_ssl.config.checks import printable, shortened
 
 PIPE_WIDTH = 200  # a pipe has no width, and rich would cut columns at 80
 
@@ -39,7 +39,7 @@ class PlainConsole(Console):
 
 def say(*texts: object, **options: Any) -> None:
     """Print, with escape codes in names written out."""
-    print(*(printable(str(text)) for text in texts), **options)
+    print(*(shortened(str(text)) for text in texts), **options)
 
 
 def keep_inputs(option: str, outputs: Iterable[Path], inputs: Iterable[str | Path]) -> None:

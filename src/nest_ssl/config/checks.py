@@ -207,15 +207,19 @@ def printable(text: str) -> str:
 
     Names come from files, manifests and models that others made.
     """
-    shown = _ENDLESS.sub(lambda found: f"{found[1]}… ({len(found[0])} characters)", text)
-    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], shown)
+    return _UNPRINTABLE.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def shortened(text: str) -> str:
+    """Return `printable` text of which no word is longer than any path; not for pages, which contain pictures."""
+    return printable(_ENDLESS.sub(lambda found: f"{found[1]}… ({len(found[0])} characters)", text))
 
 
 class PlainFormatter(logging.Formatter):
     """Formats records for a terminal or a log file, without escape codes from names."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return printable(super().format(record))
+        return shortened(super().format(record))
 
 
 def log_to_terminal(level: int) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from nest_ssl.audio import AudioError, read_audio
+from nest_ssl.audio.read import check_regular
 from nest_ssl.audio.signal import Samples
 from nest_ssl.config.checks import Range
 from nest_ssl.extract.files import Features, FeatureStore, open_store
@@ -248,6 +249,7 @@ def _check_settings(output: Path, settings: dict[str, Any]) -> None:
     path = output / SETTINGS
     if path.exists():
         try:
+            check_regular(path, str(path))
             earlier = dict(json.loads(path.read_text()))
         except (ValueError, TypeError, RecursionError) as error:
             raise ValueError(f"{path}: not readable ({error}). Give another output folder.") from error

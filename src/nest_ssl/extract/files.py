@@ -162,6 +162,8 @@ def _npy_shape(file: io.BufferedReader) -> tuple[int, ...]:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, _, dtype = read(file)
+        if dtype.hasobject:
+            raise ValueError("objects in place of numbers")
     except ValueError as error:
         raise Incomplete(file) from error
     _check_size(file, file.tell() + math.prod(shape) * dtype.itemsize)

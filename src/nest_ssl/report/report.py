@@ -21,7 +21,7 @@ from nest_ssl.drawing.draw import colour_scale, mel_range, render_template, writ
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
 from nest_ssl.report.charts import MAX_BOOKS, TOP, book_uses, metric_charts, tokens_picture, usage_chart
 from nest_ssl.report.examples import MAX_UTTERANCE_S, Examined, examine
-from nest_ssl.run_folder import DEFAULT_ROOT, HPARAMS, METRICS, RunFolder, given_ranks_per_node
+from nest_ssl.run_folder import DEFAULT_ROOT, HPARAMS, METRICS, RunFolder, given_ranks_per_node, parse_hparams
 from nest_ssl.run_verdict import RunMetrics, Verdict, judge, read_metrics
 
 MAX_SUGGESTED = 3
@@ -152,7 +152,7 @@ def _read_config(path: Path, notes: list[str]) -> tuple[NestConfig | None, str]:
     content = ""
     try:
         content = path.read_text(encoding="utf-8", errors="replace")
-        return parse(NestConfig, yaml.safe_load(content), unused=unused_keys()), content
+        return parse(NestConfig, parse_hparams(content), unused=unused_keys()), content
     except (yaml.YAMLError, ValueError, OSError) as error:
         notes.append(f"{HPARAMS}: cannot be used: {' '.join(str(error).split())}")
         return None, content

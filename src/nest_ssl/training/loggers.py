@@ -241,7 +241,10 @@ def log_to_file(folder: Path, exp: ExperimentConfig, *, global_rank: int, local_
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handler = _LogFile(folder / f"log_globalrank-{global_rank}_localrank-{local_rank}.txt")
+        path = folder / f"log_globalrank-{global_rank}_localrank-{local_rank}.txt"
+        if path.exists() and not path.is_file():  # opening a FIFO would block
+            raise OSError(f"{path.name} is not a regular file")
+        handler = _LogFile(path)
     except OSError as error:
         log.warning("%s: no log of this rank: %s", folder, error)
         yield

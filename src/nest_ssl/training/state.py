@@ -447,11 +447,11 @@ def _is_moment(kind: str, value: object, parameter: Tensor | None) -> bool:
         value = torch.tensor(float(value or 0))
     if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_complex():
         return False
+    if value.ndim and parameter is not None and (value.shape, value.dtype) != (parameter.shape, parameter.dtype):
+        return False
     if not value.isfinite().all():
         return False
-    if kind in SQUARES and (value < 0).any():
-        return False
-    return value.ndim == 0 or parameter is None or (value.shape, value.dtype) == (parameter.shape, parameter.dtype)
+    return kind not in SQUARES or not (value < 0).any()
 
 
 def _place_in_epoch(position: Mapping[str, Any], trained: Trained, state: TrainState, where: str) -> int:

@@ -28,7 +28,7 @@ from nest_ssl.launch.ranks import ALONE, from_environment
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
 from nest_ssl.modules.batch_norm import synchronize_batch_norms
 from nest_ssl.nemo_file import CheckpointError
-from nest_ssl.run_folder import RunFolder, forget_after, logged_at, ranks_per_node
+from nest_ssl.run_folder import RunFolder, forget_after, logged_at, parse_hparams, ranks_per_node
 from nest_ssl.training import experiment
 from nest_ssl.training.ema import Average
 from nest_ssl.training.loggers import Loggers, Progress, check_loggers, log_to_file, profiled
@@ -164,7 +164,7 @@ class Trainer:
         for path in kept:
             if path.is_file():
                 try:
-                    return changed_keys(yaml.safe_load(path.read_text()), cfg)
+                    return changed_keys(parse_hparams(path.read_text()), cfg)
                 except (ValueError, OSError, yaml.YAMLError) as error:
                     log.warning("%s: cannot be read (%s): what changed since is not known.", path, error)
                     return []

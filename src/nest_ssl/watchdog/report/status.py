@@ -124,7 +124,7 @@ def explain_run(run_dir: Path) -> RunState:
     found = [path for path in sorted((run_dir / WATCHDOG).glob("node*.json")) if path.is_file()]
     try:
         nodes = [_node(status) for status in _of_newest_start([json.loads(path.read_text()) for path in found])]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(
             f"{run_dir / WATCHDOG}: one of {', '.join(path.name for path in found)} is damaged. Delete it; a monitor "
             "writes a new one."
