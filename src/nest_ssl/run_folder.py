@@ -10,6 +10,7 @@ import csv
 import io
 import itertools
 import logging
+import math
 import shlex
 import time
 from collections.abc import Callable, Mapping
@@ -372,22 +373,23 @@ def forget_after(path: Path, step: int) -> None:
         log.warning("%s: has no column 'step'; kept as %s. A new one begins.", path, path.replace(predecessor(path)))
         return
     whole = rows if not rows or path.read_bytes().endswith(b"\n") else rows[:-1]  # a kill cut off the last line
-    kept = [row for row in whole if _is_before(row, step)]
+    kept = [row for row in whole if 0 <= _step_of(row) < step]
     if len(kept) < len(rows):
         _rewrite(path, columns, kept)
 
 
 def logged_at(path: Path, step: int) -> set[str]:
     """The names that have a value in the rows of step number `step`."""
-    rows = [row for row in read_rows(path) if row.get("step") == str(step)]
+    rows = [row for row in read_rows(path) if _step_of(row) == step]
     return {name for row in rows for name, value in row.items() if name and value}
 
 
-def _is_before(row: Mapping[str, str], step: int) -> bool:
+def _step_of(row: Mapping[str, str]) -> float:
+    """The step of a row, which other programs write as 6.0; NaN if a kill or a full disk has damaged it."""
     try:
-        return int(row.get("step") or "") < step
-    except ValueError:  # a row damaged by a kill or a full disk: a log must not prevent a resume
-        return False
+        return float(row.get("step") or "nan")
+    except ValueError:
+        return math.nan
 
 
 def _rewrite(path: Path, columns: list[str], rows: list[dict[str, str]]) -> None:

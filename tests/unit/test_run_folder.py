@@ -336,3 +336,11 @@ def test_what_stands_in_the_place_of_a_runs_files_is_refused_and_left(tmp_path: 
     with pytest.raises(ValueError, match="incidents: is not a folder, and the run needs one there"):
         folder.check_kinds()
     assert other.read_text() == "precious"
+
+
+def test_steps_that_another_program_wrote_as_decimals_are_kept(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_text(",step,time,train_loss\n0,0.0,1,4.5\n1,1.0,2,4.25\n2,2.0,3,4\n")
+    forget_after(path, 2)
+    assert [row["train_loss"] for row in read_rows(path)] == ["4.5", "4.25"]
+    assert "train_loss" in logged_at(path, 1)

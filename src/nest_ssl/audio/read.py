@@ -313,6 +313,8 @@ def _check_pages(source: str | Path | bytes, sound: Any, name: str) -> None:
             crc = zlib.crc32((page + body).translate(_BITS_REVERSED), 0xFFFFFFFF) ^ 0xFFFFFFFF
             is_sound = int(f"{crc:032b}"[::-1], 2) == int.from_bytes(header[22:26], "little")
             serial, number, begins = header[14:18], int.from_bytes(header[18:22], "little"), header[5] & 2
+            if begins and any(pages.values()):
+                raise AudioError(name, "several Ogg streams, one after the other: only the first would be read")
             if not is_sound or (not begins and number != pages.get(serial, -1) + 1):
                 raise AudioError(name, f"corrupt: page {number} of it is damaged, or comes after a gap")
             pages[serial] = number

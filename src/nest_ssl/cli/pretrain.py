@@ -43,7 +43,10 @@ def pretrain(
     outcome = run.run(cfg, run.pretrain, command)
     if outcome.exit_code == FINISHED and outcome.speaks:
         with while_stdout_lasts():
-            show_result(cfg, outcome.run_dir)
+            if cfg.trainer.fast_dev_run:
+                make_console().print("the dry run (trainer.fast_dev_run) is finished; nothing was saved")
+            else:
+                show_result(cfg, outcome.run_dir)
     raise typer.Exit(outcome.exit_code)
 
 

@@ -132,6 +132,8 @@ def merge_jobs(source: Path, output: Path, num_jobs: int, *, decode: bool = True
         outs = [stack.enter_context(open(f"{path}.partial", "wb")) for path in (output, bad_path(output))]
         for expected, (number, is_bad, text) in enumerate(heapq.merge(*streams)):
             if number != expected:
+                for path in (output, bad_path(output)):
+                    os.unlink(f"{path}.partial")
                 raise ValueError(
                     f"{output}: the input changed between the jobs (entry {expected}). Start with --restart."
                 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import sys
 from collections import deque
@@ -16,6 +17,7 @@ from typing import Any
 
 from nest_ssl.audio import AudioError, audio_info, verify_audio
 from nest_ssl.data.manifest.listing import Entry
+from nest_ssl.watchdog.system import die_with_parent
 
 FILES_PER_TASK = 32
 TASKS_AHEAD = 4
@@ -99,7 +101,8 @@ class Workers(ProcessPoolExecutor):
 
     def __init__(self, num_workers: int) -> None:
         # Not fork: a progress bar draws from a thread, and a fork could copy its locks while they are held.
-        super().__init__(num_workers, mp_context=multiprocessing.get_context("spawn"), initializer=_end_if_interrupted)
+        context = multiprocessing.get_context("spawn")
+        super().__init__(num_workers, mp_context=context, initializer=_start_worker, initargs=(os.getpid(),))
 
     def submit(self, *task: Any, **options: Any) -> Future[Any]:
         if not hasattr(signal, "pthread_sigmask"):
@@ -111,7 +114,9 @@ class Workers(ProcessPoolExecutor):
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _end_if_interrupted() -> None:
+def _start_worker(parent: int) -> None:
+    """End with the parent, even if it is killed, and at Ctrl-C."""
+    die_with_parent(parent)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN or not hasattr(signal, "pthread_sigmask"):
         return
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # the pool prints a traceback if this function raises

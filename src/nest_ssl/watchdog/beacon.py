@@ -209,6 +209,8 @@ class Beacon:
         self.path = path
         with path.open("r+b") as file:
             self.map = mmap.mmap(file.fileno(), 0)
+        if len(self.map) < HEADER_BYTES:
+            raise ValueError(f"{path}: not a beacon: {len(self.map)} bytes.")
         magic, *numbers = HEADER.unpack_from(self.map)
         self.local_ranks, self.first_rank, self.workers_per_rank, self.world_size = map(int, numbers)
         if magic != MAGIC:

@@ -212,6 +212,7 @@ BAD_FILES = {
         "are not audio",
     ),
     "Vorbis with a flipped bit": (flipped(encoded(NOISE, format="OGG")), "corrupt: page"),
+    "two Vorbis files in one": (2 * encoded(tone(), format="OGG"), "several Ogg streams"),
     "Vorbis without a page": (without_a_page(encoded(NOISE, format="OGG")), "comes after a gap"),
     "a rate of 1 Hz": (encoded(tone(100), rate=1, format="WAV"), "sample rate 1 Hz"),
     "no channel": (encoded(tone(), format="WAV")[:22] + b"\0\0" + encoded(tone(), format="WAV")[24:], "libsndfile"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -88,3 +89,21 @@ def test_workers_that_are_interrupted_while_they_import_end_without_a_traceback(
         command, env=env, capture_output=True, text=True, check=False, start_new_session=True, timeout=60
     )
     assert (done.stdout, done.stderr) == ("interrupted\nbroken\nbroken\n", "")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="prctl and /proc of Linux")
+def test_workers_end_with_a_program_that_is_killed() -> None:
+    code = (
+        "from nest_ssl.prepare.measure import Workers\nimport os, time\n"
+        "if __name__ == '__main__':\n"
+        "    pool = Workers(1)\n    print(pool.submit(os.getpid).result(), flush=True)\n    time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        worker = Path("/proc") / process.stdout.readline().strip()
+        assert worker.exists()
+        process.kill()
+    deadline = time.monotonic() + 10
+    while worker.exists() and "(zombie)" not in (worker / "status").read_text() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert time.monotonic() < deadline

@@ -122,3 +122,9 @@ def test_a_beacon_without_room_is_refused_with_its_place_and_a_way_out(
     ):
         Beacon.create(tmp_path / "beacon", local_ranks=2, first_rank=0, world_size=2, workers_per_rank=3)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_is_too_short_is_no_beacon(tmp_path: Path) -> None:
+    (tmp_path / "beacon").write_bytes(b"abc")
+    with pytest.raises(ValueError, match="not a beacon: 3 bytes"):
+        Beacon(tmp_path / "beacon")

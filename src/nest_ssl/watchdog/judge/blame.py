@@ -88,6 +88,9 @@ class Verdict:
 
 # ---- dead ----
 
+SELDOM = (Stage.INIT, Stage.VALIDATION, Stage.CHECKPOINT)
+"""Stages whose collectives are not those of every step."""
+
 
 def judge_dead(rows: Sequence[RankRow], failures: Mapping[int, Failure]) -> Verdict | None:
     """Blame a rank that is gone or has failed: the first one whose end was not a consequence of another's."""
@@ -134,7 +137,8 @@ def judge_abort(verdict: Verdict, rows: Sequence[RankRow], flights: Mapping[int,
     """Find the culprit behind an abort, which may have hit the victim.
 
     gloo aborts the process that receives data of a different size than it asked for. The rank whose call is new,
-    compared with what the survivors called before, made the ranks diverge.
+    compared with what the survivors called before, made the ranks diverge; unless several made it, or in a place where
+    every call is new at first: then something else has aborted the process.
     """
     by_rank = {row.rank: row for row in rows}
     # Once the connection is lost, a call that never returned counts as done: the last one is taken.
@@ -142,6 +146,9 @@ def judge_abort(verdict: Verdict, rows: Sequence[RankRow], flights: Mapping[int,
     if not calls:
         return verdict
     new = [rank for rank, call in calls.items() if not _was_called_before(call, flights[rank])]
+    agree = len(new) > 1 and len({calls[rank].signature for rank in new}) == 1
+    if agree or any(by_rank[rank].stage in SELDOM for rank in new):
+        return verdict
     culprits = [by_rank[rank] for rank in new] or verdict.culprits
     waiting = [row for row in rows if row.rank not in {culprit.rank for culprit in culprits} and not row.is_gone]
     fault = CollectiveFault("diverged", sorted(row.rank for row in culprits), calls)

@@ -8,8 +8,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nest_ssl.watchdog.judge.blame import find_slow, is_suspicious, judge_dead, judge_stalled, with_last_calls
+from nest_ssl.watchdog.judge.blame import (
+    find_slow,
+    is_suspicious,
+    judge_abort,
+    judge_dead,
+    judge_stalled,
+    with_last_calls,
+)
 from nest_ssl.watchdog.judge.failure import Failure
+from nest_ssl.watchdog.judge.flight import Flight
 from nest_ssl.watchdog.rank import InitPart, RankState, Stage, validation_part
 from nest_ssl.watchdog.report import incident
 from nest_ssl.watchdog.rows import GpuRow, RankRow
@@ -27,6 +35,25 @@ def test_the_dead_rank_is_blamed_and_not_the_one_that_lost_the_connection() -> N
     assert (verdict.kind, verdict.ranks) == ("died", [1])
     assert "SIGKILL" in incident.cause(verdict)
     assert "out of memory?" in incident.cause(verdict)
+
+
+@pytest.mark.parametrize(
+    ("stage", "flights", "kind", "ranks"),
+    [
+        (Stage.ENCODER, {0: calls(70, 70, 7)}, "diverged", [0]),
+        (Stage.ENCODER, {0: calls(70, 70, 7), 2: calls(70, 70, 70)}, "diverged", [0]),
+        (Stage.ENCODER, {0: calls(70, 70, 7), 2: calls(70, 70, 7)}, "died", [1]),
+        (Stage.VALIDATION, {0: calls(70, 70, 7)}, "died", [1]),
+    ],
+)
+def test_an_abort_is_blamed_on_another_rank_only_where_its_call_was_its_own(
+    stage: Stage, flights: dict[int, Flight], kind: str, ranks: list[int]
+) -> None:
+    rows = [row(0, stage), row(1, stage, process="Z", exit_status=-6), row(2, stage)]
+    dead = judge_dead(rows, {0: failure(0, "Connection closed by peer [127.0.0.1]:1")})
+    assert dead is not None
+    verdict = judge_abort(dead, rows, flights)
+    assert (verdict.kind, verdict.ranks) == (kind, ranks)
 
 
 def test_the_first_exception_that_is_not_a_consequence_is_blamed() -> None:
