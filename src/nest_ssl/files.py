@@ -42,7 +42,11 @@ def replacing(path: str | Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
         os.replace(temporary, path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename in (None, str(temporary)):
+        if not isinstance(error, OSError):
+            raise
+        if error.errno is None:  # numpy's, which only counts what was written
+            raise OSError(f"{path}: cannot be written: {error}. Is there space on the disk?") from error
+        if error.filename in (None, str(temporary)):
             error.filename = str(path)  # the file that the user knows; a write to a full disk names none
         raise
 

@@ -5,7 +5,6 @@ import os
 import stat
 import threading
 from pathlib import Path
-from typing import IO
 
 import pytest
 
@@ -133,12 +132,16 @@ def test_a_name_that_is_not_utf8_is_written_as_an_escape(tmp_path: Path) -> None
     assert (tmp_path / "x.txt").read_text() == "/data/\\udcff.wav\n"
 
 
-def test_a_full_disk_is_reported_with_the_file_that_was_asked_for(tmp_path: Path) -> None:
-    def fill(file: IO[bytes]) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")  # as a write fails: without a name
-
-    with (
-        pytest.raises(OSError, match="No space left on device: '.*/model.nemo'$"),
-        replacing(tmp_path / "model.nemo") as file,
-    ):
-        fill(file)
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), r"No space left on device: '.*/model\.nemo'$"),
+        (
+            OSError("9 requested and 3 written"),
+            r"/model\.nemo: cannot be written: 9 requested and 3 written\.",
+        ),
+    ],
+)
+def test_a_full_disk_is_reported_with_the_file_that_was_asked_for(tmp_path: Path, error: OSError, shown: str) -> None:
+    with pytest.raises(OSError, match=shown), replacing(tmp_path / "model.nemo"):
+        raise error

@@ -199,6 +199,8 @@ def _check_shared_memory(num_workers: int) -> None:
     """Refuse to start workers where there is no room for their semaphores: torch would leave a half-made iterator."""
     num_semaphores = 3 * num_workers + 3 + 5  # a queue of each worker, the queue of batches, and an event
     if SHARED_MEMORY.is_dir():
+        if not os.access(SHARED_MEMORY, os.W_OK):
+            raise OSError(f"{SHARED_MEMORY} cannot be written to, and DataLoader workers need it. Set num_workers=0.")
         space = shutil.disk_usage(SHARED_MEMORY)
         if space.total > 0 and space.free < num_semaphores * mmap.PAGESIZE:  # total 0: it has no limit
             raise _shared_memory_is_full()

@@ -697,3 +697,10 @@ def test_a_temporary_folder_in_which_no_socket_fits_is_refused_and_one_that_just
                 with pytest.raises(ValueError, match="^TMPDIR: .* Set TMPDIR to a shorter path, or num_workers=0"):
                     build_loader(config)
                 assert len(list(build_loader(replace(config, num_workers=0)))) > 0
+
+
+def test_shared_memory_that_cannot_be_written_to_is_named(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = build_loader(corpus.config(num_workers=1), seed=3)
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(OSError, match="^/dev/shm cannot be written to, .* Set num_workers=0"):
+        next(iter(loader))
