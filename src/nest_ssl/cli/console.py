@@ -36,6 +36,9 @@ class PlainConsole(Console):
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(printable(text), **options)
 
+    def on_broken_pipe(self) -> None:
+        raise  # rich would end the program with 1, whatever it has done
+
 
 def say(*texts: object, **options: Any) -> None:
     """Print, with escape codes in names written out."""

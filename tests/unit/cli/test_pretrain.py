@@ -35,3 +35,14 @@ def test_a_closed_or_full_terminal_does_not_turn_a_finished_run_into_a_failed_on
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "opened").exists()
     assert ("stdout: No space left on device" in done.stderr) == (streams == ">/dev/full")
+
+
+def test_a_reader_that_ends_early_does_not_turn_a_finished_run_into_a_failed_one(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FINISHED_RUN, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.close()  # as 'head' does
+        assert process.stderr is not None
+        text = process.stderr.read()
+    assert process.returncode == 0, text
+    assert "stdout: Broken pipe" in text
