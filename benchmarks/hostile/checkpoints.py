@@ -1,16 +1,17 @@
-"""Runs whose files were damaged, swapped, edited or taken from elsewhere, and settings that changed, then resumed.
-
-A run of six steps is prepared, something in its folder is changed, and it is resumed to step ten. Its losses must be
-bit for bit those of a run that was left in peace, or the command is refused with the file's name and changes nothing.
-"""
+"""Run folders with files that are damaged, missing, foreign, mixed up, linked or edited, then resumed or looked at."""
 
 from __future__ import annotations
 
-import io
+import csv
+import gzip
+import json
 import os
+import re
 import shutil
-import time
-from collections.abc import Callable, Iterator
+import socket
+import sys
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,674 +34,706 @@ from benchmarks.hostile.harness import (
     always,
     both,
     cut,
-    ended_well,
-    flipped,
     in_process,
     link,
     losses,
     nothing,
     on_bytes,
     patched,
-    pretrain,
     replaced,
     resume,
     resumed,
-    rows,
-    said,
-    snapshot,
     trained,
-    write_lines,
-    zeros,
 )
 
-SAVES = RUN / "checkpoints"
-LAST, BEFORE = SAVES / "last.ckpt", SAVES / "last-before.ckpt"
-METRICS, HPARAMS, SAVED = RUN / "metrics.csv", RUN / "hparams.yaml", RUN / ".saved"
-LAYER = "encoder.layers.0.feed_forward1.linear1.weight"
-VARIANCE = "encoder.layers.0.conv.batch_norm.running_var"
+GROUP = "checkpoints"
+CHECKPOINTS = RUN / "checkpoints"
+LAST, BEFORE = CHECKPOINTS / "last.ckpt", CHECKPOINTS / "last-before.ckpt"
+METRICS, HPARAMS, LOCK, NODE = RUN / "metrics.csv", RUN / "hparams.yaml", RUN / ".lock", RUN / "watchdog/node0.json"
+HTML_PAGE = (
+    b"<!DOCTYPE html>\n<html><head><title>503 Service Unavailable</title></head><body>Try later.</body></html>\n"
+)
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"4d7a" * 16 + b"\nsize 926369\n"
+YAML_BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join(['*' + before] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+YAML_EVIL = "model: !!python/object/apply:os.system ['touch ../pwned']\n"
+SCRIPT = "<script>alert(1)</script>"
+
+
+# ----------------------------------------------------------------------------------------------------------- other runs
+
+
+def other(name: str, *overrides: str) -> Path:
+    """The folder of a run with other settings, made once."""
+    folder = Fixture.path.parent.parent / f"other-{name}" / "folder"
+    if not folder.exists():
+        for part in ("folder", "home", "tmp"):
+            (folder.parent / part).mkdir(parents=True, exist_ok=True)
+        Fixture.data(folder)
+        outcome = in_process(resume(f"trainer.max_steps={BASE_STEPS}", *overrides), folder, {}, 120)
+        if outcome.code != 0:
+            shutil.rmtree(folder)
+            raise RuntimeError(f"the other run {name} cannot be made:\n{outcome.text}")
+    return folder
+
+
+def wide() -> Path:
+    return other("wide", "model.encoder.d_model=16")
+
+
+def sharded() -> Path:
+    return other("sharded", "trainer.devices=2", "trainer.strategy=fsdp")
+
+
+def run_of(make: Callable[[], Path]) -> Setup:
+    return lambda folder: shutil.copytree(make() / RUN, folder / RUN)
 
 
 # ------------------------------------------------------------------------------------------------------ ways to damage
 
 
-def best(folder: Path) -> Path:
-    return next((folder / SAVES).glob("NEST*.ckpt"))
-
-
-def loaded(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = torch.load(path, weights_only=True)
-    return content
-
-
-def edit(change: Callable[[dict[str, Any]], object], path: Path = LAST) -> Setup:
-    """Change the content of a checkpoint and save it as torch does; what `change` returns replaces it."""
+def edited(change: Callable[[dict[str, Any]], object], path: Path = LAST) -> Setup:
+    """Load a checkpoint, change its dict, and save it whole, with right checksums."""
 
     def setup(folder: Path) -> None:
-        content = loaded(folder / path)
-        returned = change(content)
+        content = torch.load(folder / path, weights_only=True)
+        change(content)
         (folder / path).unlink()
-        torch.save(content if returned is None else returned, folder / path)
+        usual = sys.getrecursionlimit()
+        sys.setrecursionlimit(100_000)
+        torch.save(content, folder / path)
+        sys.setrecursionlimit(usual)
 
     return setup
 
 
-def everywhere(change: Callable[[bytes], bytes]) -> Setup:
-    """Change the bytes of all checkpoints of the run."""
+def value(*keys: Any, to: Any) -> Setup:
+    """Set one value of last.ckpt; the keys lead to it."""
+
+    def change(content: dict[str, Any]) -> None:
+        inner: Any = content
+        for key in keys[:-1]:
+            inner = inner[key]
+        inner[keys[-1]] = to
+
+    return edited(change)
+
+
+def rezipped(change: Callable[[dict[str, bytes]], object]) -> Callable[[bytes], bytes]:
+    """Change the records of a torch archive by name, and write it again as torch does, with right checksums."""
+
+    def apply(data: bytes) -> bytes:
+        import io
+
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            records = {name.split("/", 1)[1]: archive.read(name) for name in archive.namelist()}
+        change(records)
+        buffer = io.BytesIO()
+        writer = torch._C.PyTorchFileWriter(buffer)
+        for name, content in records.items():
+            if name not in {"version", ".data/serialization_id"}:
+                writer.write_record(name, content, len(content))
+        writer.write_end_of_file()
+        return buffer.getvalue()
+
+    return apply
+
+
+def evil_index(records: dict[str, bytes]) -> None:
+    records["data.pkl"] = EVIL
+
+
+def cuda_places(records: dict[str, bytes]) -> None:
+    records["data.pkl"] = records["data.pkl"].replace(b"X\x03\x00\x00\x00cpu", b"X\x06\x00\x00\x00cuda:3")
+
+
+def claims_a_terabyte(data: bytes) -> bytes:
+    """The size of the first record, in the list at the end of the archive, becomes 0xfffffff0."""
+    at = data.rfind(b"PK\x01\x02", 0, data.rfind(b"PK\x05\x06"))
+    at = data.find(b"PK\x01\x02")
+    return patched(data, at + 20, b"\xf0\xff\xff\xff" * 2)
+
+
+def name_of_best(folder: Path) -> Path:
+    return next((folder / CHECKPOINTS).glob("NEST*.ckpt"))
+
+
+def all_checkpoints(change: Callable[[bytes], bytes]) -> Setup:
+    def setup(folder: Path) -> None:
+        for path in (folder / CHECKPOINTS).glob("*.ckpt"):
+            data = path.read_bytes()
+            path.unlink()
+            path.write_bytes(change(data))
+
+    return setup
+
+
+def hole(data: bytes) -> bytes:
+    return patched(data, len(data) // 2, bytes(4096))
+
+
+def written(path: Path, text: str | bytes) -> Setup:
+    def setup(folder: Path) -> None:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(text.encode() if isinstance(text, str) else text)
+
+    return setup
+
+
+def swapped(folder: Path) -> None:
+    for old, new in ((LAST, "x"), (BEFORE, LAST), ("x", BEFORE)):
+        (folder / old).rename(folder / new)
+
+
+def transposed(content: dict[str, Any]) -> None:
+    weights = content["state_dict"]
+    name = "encoder.layers.0.feed_forward1.linear1.weight"
+    weights[name] = weights[name].t().contiguous()
+
+
+def with_nan(content: dict[str, Any]) -> None:
+    content["state_dict"]["encoder.layers.1.norm_out.weight"][3] = float("nan")
+
+
+def halved(content: dict[str, Any]) -> None:
+    content["state_dict"] = {k: v.half() if v.is_floating_point() else v for k, v in content["state_dict"].items()}
+
+
+def moments(name: str, number: float) -> Callable[[dict[str, Any]], None]:
+    return lambda content: content["optimizer_states"][0]["state"][40][name].fill_(number)
+
+
+def nested(depth: int) -> dict[str, Any]:
+    inner: dict[str, Any] = {}
+    for _ in range(depth):
+        inner = {"a": inner}
+    return inner
+
+
+def lines_of(change: Callable[[list[str]], list[str]]) -> Setup:
+    return on_bytes(lambda data: "".join(change(data.decode().splitlines(keepends=True))).encode(), METRICS)
+
+
+def column_added(data: bytes) -> bytes:
+    rows = list(csv.reader(data.decode().splitlines()))
+    lines = ["my notes,with comma," + ",".join(rows[0])] + ['"looks\ngood","x,y",' + ",".join(row) for row in rows[1:]]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def by_pandas(data: bytes) -> bytes:
+    rows = [line.split(",") for line in data.decode().splitlines()]
+    rows = [["", *rows[0]]] + [[str(i), f"{row[0]}.0", *row[1:]] for i, row in enumerate(rows[1:])]
+    return ("\n".join(map(",".join, rows)) + "\n").encode()
+
+
+def with_step_of_400_digits(lines: list[str]) -> list[str]:
+    return [*lines, "9" * 400 + lines[-1][lines[-1].index(",") :]]
+
+
+def node(change: Callable[[dict[str, Any]], object]) -> Setup:
+    def setup(folder: Path) -> None:
+        content = json.loads((folder / NODE).read_text())
+        change(content)
+        (folder / NODE).write_text(json.dumps(content))
+
+    return setup
+
+
+def coloured(content: dict[str, Any]) -> None:
+    content["host"] = "\x1b[2J\x1b]0;owned\x07node"
+    content["rows"][0]["stage"] = "\x1b[31mdone\x1b[0m \u202egnp"
+    content["settings"]["resume_command"] = "\x1b[1A rm -rf ~"
+
+
+def other_process(content: dict[str, Any]) -> None:
+    content["rows"][0].update(pid=1, state="running", stage="encoder")
+    content["settings"]["beacon"] = content["beacon"] = "/etc/hostname"
+
+
+def archived(folder: Path) -> None:
+    (folder / "archive").mkdir()
+    (folder / LAST).rename(folder / "archive/step6.ckpt")
+
+
+def mounted_elsewhere(folder: Path) -> None:
+    (folder / "scratch").mkdir()
+    (folder / CHECKPOINTS).rename(folder / "scratch/checkpoints")
+    (folder / CHECKPOINTS).symlink_to("../../scratch/checkpoints")
+
+
+def precious(path: str) -> Setup:
+    """The list of the best in last.ckpt names a file outside the run, with a bad score."""
 
     def setup(folder: Path) -> None:
-        for path in (folder / SAVES).glob("*.ckpt"):
-            data = change(path.read_bytes())
-            path.unlink()
-            path.write_bytes(data)
+        shutil.copy(folder / LAST, folder / "precious.ckpt")
+        best = {path.replace("{folder}", str(folder)): 99.0}
+        value("progress", "memory", "best", to=best)(folder)
 
     return setup
 
 
-def no_checkpoints(folder: Path) -> None:
-    for path in (folder / SAVES).glob("*.ckpt"):
-        path.unlink()
+def clutter(*names: str) -> Setup:
+    def setup(folder: Path) -> None:
+        for name in names:
+            (folder / CHECKPOINTS / name).write_bytes((folder / LAST).read_bytes()[:5000])
+
+    return setup
 
 
-def only_best(folder: Path) -> None:
+def all_of_1970(folder: Path) -> None:
+    for path in (folder / RUN).rglob("*"):
+        os.utime(path, (0, 0))
+
+
+def liar(folder: Path) -> None:
+    """The name says step 99999, the content is of step 4; the others are gone."""
+    name_of_best(folder).rename(
+        folder / CHECKPOINTS / "NEST-FastConformer-SSL--val_loss=0.0001-epoch=9-step=99999.ckpt"
+    )
     (folder / LAST).unlink()
     (folder / BEFORE).unlink()
 
 
-def best_is_folder(folder: Path) -> None:
-    path = best(folder)
-    path.unlink()
-    path.mkdir()
-    (path / "notes.txt").write_text("mine")
+def a_socket(path: Path) -> None:
+    here = os.getcwd()
+    os.chdir(path.parent)
+    socket.socket(socket.AF_UNIX).bind(path.name)
+    os.chdir(here)
 
 
-def swap(folder: Path) -> None:
-    one, other = (folder / LAST).read_bytes(), (folder / BEFORE).read_bytes()
-    (folder / LAST).write_bytes(other)
-    (folder / BEFORE).unlink()
-    (folder / BEFORE).write_bytes(one)
+# -------------------------------------------------------------------------------------------------------- what is right
 
 
-def without(*keys: str) -> Callable[[dict[str, Any]], None]:
-    def change(content: dict[str, Any]) -> None:
-        for key in keys:
-            del content[key]
-
-    return change
-
-
-def within(change: Callable[[dict[str, Any]], None], *path: object) -> Callable[[dict[str, Any]], None]:
-    """Make a change to what is found under these keys."""
-
-    def deeper(content: dict[str, Any]) -> None:
-        place: Any = content
-        for key in path:
-            place = place[key]
-        change(place)
-
-    return deeper
-
-
-def put(*path: object, to: object) -> Callable[[dict[str, Any]], None]:
-    """Set what is found under these keys, or call `to` with it if it is a function."""
-
-    def change(content: dict[str, Any]) -> None:
-        place: Any = content
-        for key in path[:-1]:
-            place = place[key]
-        place[path[-1]] = to(place[path[-1]]) if callable(to) else to
-
-    return change
-
-
-def moment(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[dict[str, Any]], None]:
-    """Change the optimizer's memory of one parameter."""
-    return put("optimizer_states", 0, "state", 3, name, to=change)
-
-
-def spoiled(number: float) -> Callable[[torch.Tensor], torch.Tensor]:
-    def change(tensor: torch.Tensor) -> torch.Tensor:
-        tensor = tensor.clone()
-        tensor.view(-1)[0] = number
-        return tensor
-
-    return change
-
-
-def lines(change: Callable[[list[str]], list[str]]) -> Callable[[bytes], bytes]:
-    return lambda data: "".join(change(data.decode().splitlines(keepends=True))).encode()
-
-
-def add(path: Path, content: bytes) -> Setup:
-    def setup(folder: Path) -> None:
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(content)
-
-    return setup
-
-
-def move(old: Path, new: Path) -> Setup:
-    return lambda folder: (folder / old).rename(folder / new)
-
-
-def moved_and_linked(path: Path) -> Setup:
-    """Move a file or folder elsewhere and leave a link, as people do when a disk is full."""
-
-    def setup(folder: Path) -> None:
-        (folder / "elsewhere").mkdir()
-        (folder / path).rename(folder / "elsewhere" / path.name)
-        (folder / path).symlink_to(folder / "elsewhere" / path.name)
-
-    return setup
-
-
-def foreign(*overrides: str, name: str, ranks: int = 1) -> Callable[[Path], Path]:
-    """The run folder of another configuration, made once."""
-
-    def make(folder: Path) -> Path:
-        run = Fixture.path / "runs" / name
-        if not run.exists():
-            box = folder.parent / name / "folder"
-            for path in (box, box.parent / "home", box.parent / "tmp"):
-                path.mkdir(parents=True)
-            Fixture.data(box)
-            command = resume(f"trainer.max_steps={BASE_STEPS}", *overrides, f"trainer.devices={ranks}")
-            outcome = in_process(command, box, {}, 120)
-            if outcome.code != 0:
-                raise RuntimeError(f"no {name} run: {outcome.text[-500:]}")
-            shutil.copytree(box / RUN, run)
-            shutil.rmtree(box.parent)
-        return run
-
-    return make
-
-
-NARROW = foreign("model.encoder.d_model=16", name="narrow")
-SGD = foreign("~model.optim.betas", "model.optim.name=sgd", name="sgd")
-EMA = foreign("exp_manager.ema.enable=true", name="ema")
-SHARDED = foreign("trainer.strategy=fsdp", name="in_shards", ranks=2)
-LATER = foreign("trainer.strategy=fsdp", f"trainer.max_steps={ALL_STEPS}", name="in_shards_later", ranks=2)
-TWO = foreign(name="two_of_six", ranks=2)
-
-
-def taken(make: Callable[[Path], Path], *names: str) -> Setup:
-    """Put checkpoints of another run under these names into this one."""
-
-    def setup(folder: Path) -> None:
-        for name in names:
-            source, target = make(folder) / "checkpoints/last.ckpt", folder / SAVES / name
-            target.unlink(missing_ok=True)
-            (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
-
-    return setup
-
-
-def whole_run(make: Callable[[Path], Path], *then: Setup) -> Setup:
-    """Resume another run than the fixture's."""
-
-    def setup(folder: Path) -> None:
-        source = make(folder)
-        if (folder / RUN).exists():
-            shutil.rmtree(folder / RUN)
-        shutil.copytree(source, folder / RUN)
-        for one in then:
-            one(folder)
-
-    return setup
-
-
-def in_shard(pattern: str, change: Callable[[bytes], bytes], where: Path = LAST) -> Setup:
-    def setup(folder: Path) -> None:
-        path = sorted((folder / where).glob(pattern))[0]
-        path.write_bytes(change(path.read_bytes()))
-
-    return setup
-
-
-def mixed(folder: Path) -> None:
-    """One shard is of a later save, as when a copy of the folder was interrupted."""
-    name = "__0_0.distcp"
-    shutil.copy(LATER(folder) / "checkpoints/last.ckpt" / name, folder / LAST / name)
-
-
-def times(**seconds: float) -> Setup:
-    """Set the modification times of checkpoints, in seconds from now."""
-
-    def setup(folder: Path) -> None:
-        for name, shift in seconds.items():
-            path = folder / {"last": LAST, "before": BEFORE}[name]
-            os.utime(path, (time.time() + shift,) * 2)
-
-    return setup
-
-
-PRECIOUS = b"do not touch"
-
-
-def precious(folder: Path) -> None:
-    (folder / "precious.ckpt").write_bytes(PRECIOUS)
-
-
-def points_at_precious(folder: Path) -> None:
-    precious(folder)
-    edit(put("progress", "memory", "best", to={str(folder / "precious.ckpt"): 1e9}))(folder)
-
-
-# ------------------------------------------------------------------------------------------------------- what is right
-
-
-def tail_resumed(folder: Path, outcome: Outcome) -> str | None:
-    """As `resumed`, but rows of steps before the checkpoint may be gone."""
-    expected, found = losses(Fixture.path / "runs/whole"), losses(folder / RUN)
-    different = [step for step in found if found[step] != expected.get(step)]
-    missing = [step for step in range(BASE_STEPS, ALL_STEPS) if step not in found]
-    if different or missing:
-        return f"losses differ at {different}, and are missing at {missing}"
-    return None if "resumed at step" in outcome.text else "it does not say that it resumed"
-
-
-def kept_precious(check: Check = resumed) -> Check:
-    def judge(folder: Path, outcome: Outcome) -> str | None:
-        path = folder / "precious.ckpt"
-        if not path.is_file() or path.read_bytes() != PRECIOUS:
-            return "a file outside the run was changed or deleted"
-        return check(folder, outcome)
-
-    return judge
-
-
-def kept_run(folder: Path, outcome: Outcome) -> str | None:
-    """The run of before is still there: its last checkpoint and all rows of its metrics."""
-    for name in ("checkpoints/last.ckpt", "metrics.csv"):
-        if (folder / RUN / name).read_bytes() != (Fixture.path / RUN / name).read_bytes():
-            return f"{name} of the earlier run was changed"
-    return None
-
-
-def elsewhere_or_kept(folder: Path, outcome: Outcome) -> str | None:
-    """A fresh run was made next to the old one, which is complete."""
-    steps = {path.read_bytes() for path in (folder / "runs").rglob("last.ckpt")}
-    return None if (Fixture.path / LAST).read_bytes() in steps else "the earlier run's checkpoint is gone"
-
-
-def still_six(folder: Path, outcome: Outcome) -> str | None:
-    """Nothing was trained, and nothing was lost."""
-    if loaded(folder / LAST)["global_step"] != BASE_STEPS:
-        return "last.ckpt is of another step"
-    return None if losses(folder / RUN) == losses(Fixture.path / RUN) else "metrics.csv has changed"
-
-
-def continued(*words: str, steps: int = ALL_STEPS) -> Right:
-    """It resumed where it was, said this, and trained on with good losses."""
+def resumed_from(*names: str, then: Check = resumed) -> Check:
+    """It says that it resumed from one of these files, and the losses are those of the undisturbed run."""
 
     def check(folder: Path, outcome: Outcome) -> str | None:
-        if max(losses(folder / RUN)) != steps - 1:
-            return f"it ended at step {max(losses(folder / RUN)) + 1}"
-        first = next(row for row in rows(folder / RUN) if row["train_loss"] and int(row["step"]) >= BASE_STEPS)
-        if int(first["step"]) != BASE_STEPS:
-            return "rows are missing"
+        found = re.search(r"resumed at step \d+ from (\S+)", " ".join(outcome.text.split()))
+        if not found or not any(name in found[1] for name in names):
+            return f"resumed from {found and found[1]}, not from {names}"
+        return then(folder, outcome)
+
+    return check
+
+
+def unchanged(*names: str, then: Check) -> Check:
+    """These files are as they were: the same bytes as last.ckpt of the fixture, or as the fixture's own file."""
+
+    def check(folder: Path, outcome: Outcome) -> str | None:
+        for name in names:
+            original = Fixture.path / name
+            original = original if original.exists() else Fixture.path / LAST
+            if not (folder / name).is_file() or (folder / name).read_bytes() != original.read_bytes():
+                return f"{name} was changed"
+        return then(folder, outcome)
+
+    return check
+
+
+def steps(first: int, then: Check | None = None) -> Check:
+    """The losses from this step on are those of the undisturbed run; the earlier rows are lost, as the trial says."""
+
+    def check(folder: Path, outcome: Outcome) -> str | None:
+        expected = {step: loss for step, loss in losses(Fixture.path / "runs/whole").items() if step >= first}
+        with (folder / METRICS).open(newline="", encoding="utf-8-sig") as file:
+            found = {int(float(r["step"])): r["train_loss"] for r in csv.DictReader(file) if r.get("train_loss")}
+        late = {step: loss for step, loss in found.items() if step >= first}
+        if late != expected:
+            return f"losses from step {first} differ: {sorted(late)}"
+        return then(folder, outcome) if then else None
+
+    return check
+
+
+def kept(name: str, first: int = BASE_STEPS) -> Check:
+    def check(folder: Path, outcome: Outcome) -> str | None:
+        return steps(first)(folder, outcome) if (folder / RUN / name).exists() else f"{name} is not there"
+
+    return check
+
+
+def page(*words: str, absent: tuple[str, ...] = (), size: int = 2_000_000) -> Check:
+    """There is a whole page with these words, and without those."""
+
+    def check(folder: Path, outcome: Outcome) -> str | None:
+        path = folder / RUN / "report.html"
+        text = path.read_text()
+        if text == (Fixture.path / RUN / "report.html").read_text():
+            return "report.html is the old one"
+        if "</html>" not in text or len(text) > size:
+            return f"the page is not whole, or has {len(text)} characters"
+        if missing := [word for word in words if word not in text]:
+            return f"not on the page: {missing}"
+        present = [word for word in absent if word in text]
+        return f"on the page: {present}" if present else None
+
+    return check
+
+
+def explained(*words: str) -> Check:
+    def check(folder: Path, outcome: Outcome) -> str | None:
+        missing = [word for word in words if word.lower() not in " ".join(outcome.text.lower().split())]
+        return f"not in the output: {missing}" if missing else None
+
+    return check
+
+
+def trained_on(steps_in_all: int, *words: str) -> Check:
+    """It resumed, says these words, and went to this step with finite losses."""
+
+    def check(folder: Path, outcome: Outcome) -> str | None:
+        if "resumed at step" not in outcome.text:
+            return "it does not say that it resumed"
+        if wrong := explained(*words)(folder, outcome):
+            return wrong
+        if max(losses(folder / RUN)) != steps_in_all - 1:
+            return "it did not train to the end"
         return trained(folder, outcome)
 
-    return Right(said("resumed at step", *words, then=check))
+    return check
 
 
-def clean(check: Check = resumed) -> Check:
-    """And no file is left that a save had not finished."""
+# --------------------------------------------------------------------------------------------------------------- trials
 
-    def judge(folder: Path, outcome: Outcome) -> str | None:
-        left = [path.name for path in (folder / SAVES).iterdir() if "tmp" in path.name.lower()]
-        return f"left: {left}" if left else check(folder, outcome)
-
-    return judge
-
-
-RESUMED = Right(resumed)
-WARNED = Right(said("passed over", "last.ckpt", then=resumed))
-TAIL = Right(tail_resumed)
-STARTED = Right(trained)
+OLDER = Right(resumed_from("last-before.ckpt", "NEST-"))
+SAME = Right(resumed)
+OLDER_OR_REFUSED = Either(Refused(("last.ckpt",)), OLDER)
+SAME_OR_REFUSED = Either(Refused(("last.ckpt",)), SAME)
+NEVER_FROM_0 = Refused(("checkpoint",))
+ROW = tuple[str, Setup, Expected]
 
 
-def no(*words: str) -> Refused:
-    return Refused(words)
+def damaged() -> list[ROW]:
+    """What disks, copies and attackers do to the bytes of last.ckpt; the run goes on from its predecessor."""
+
+    def on(change: Callable[[bytes], bytes]) -> Setup:
+        return on_bytes(change, LAST)
+
+    def instead(make: Callable[[Path], object]) -> Setup:
+        return replaced(make, LAST)
+
+    return [
+        ("last.ckpt was cut when the quota was reached", on(cut(0.6)), OLDER),
+        ("last.ckpt is empty after a power failure", on(always(b"")), OLDER),
+        ("last.ckpt was moved away", instead(nothing), OLDER),
+        ("a page of last.ckpt is zeros", on(hole), OLDER),
+        ("a bit of the index of last.ckpt is flipped", on(lambda d: patched(d, 3000, bytes([d[3000] ^ 1]))), OLDER),
+        ("last.ckpt went through a transfer in text mode", on(lambda d: d.replace(b"\n", b"\r\n")), OLDER),
+        ("last.ckpt has a shell's message at its end", on(lambda d: d + b"logout\r\n" * 20), SAME_OR_REFUSED),
+        ("last.ckpt has a login banner before it", on(lambda d: b"Welcome to node07!\n" + d), SAME_OR_REFUSED),
+        ("last.ckpt is an error page of a web server", on(always(HTML_PAGE)), OLDER),
+        ("last.ckpt was compressed and keeps its name", on(gzip.compress), OLDER_OR_REFUSED),
+        ("last.ckpt is a named pipe", instead(os.mkfifo), OLDER_OR_REFUSED),
+        ("last.ckpt is a link to endless zeros", instead(link("/dev/zero")), OLDER_OR_REFUSED),
+        ("last.ckpt is an archive that runs a command", on(rezipped(evil_index)), OLDER_OR_REFUSED),
+        ("last.ckpt has an object that runs a command in it", value("progress", "x", to=Evil()), OLDER_OR_REFUSED),
+        ("last.ckpt claims a record of 4 GB", on(claims_a_terabyte), OLDER_OR_REFUSED),
+        ("last.ckpt has tensors of a fourth GPU", on(rezipped(cuda_places)), SAME),
+    ]
 
 
-def passed_over(*words: str) -> Either:
-    """An edited checkpoint is refused by name, or passed over for the one before it; never used as it is."""
-    return Either(Refused(("last.ckpt", *words)), RESUMED)
+def changed() -> list[ROW]:
+    """Checkpoints that are whole, but whose content is not what training can go on with."""
+    return [
+        ("last.ckpt has only weights", edited(lambda c: [c.pop(k) for k in set(c) - {"state_dict"}]), OLDER_OR_REFUSED),
+        ("last.ckpt has a NaN in a weight", edited(with_nan), OLDER_OR_REFUSED),
+        ("last.ckpt has a NaN in the optimizer's moments", edited(moments("exp_avg", float("nan"))), OLDER_OR_REFUSED),
+        ("last.ckpt has negative squares of gradients", edited(moments("exp_avg_sq", -1.0)), OLDER_OR_REFUSED),
+        (
+            "last.ckpt lacks the moments of a parameter",
+            edited(lambda c: c["optimizer_states"][0]["state"].pop(11)),
+            OLDER_OR_REFUSED,
+        ),
+        (
+            "last.ckpt has moments of another shape",
+            value("optimizer_states", 0, "state", 3, "exp_avg", to=torch.zeros(5)),
+            OLDER_OR_REFUSED,
+        ),
+        ("last.ckpt has no optimizer state in its list", value("optimizer_states", to=[]), OLDER_OR_REFUSED),
+        ("last.ckpt is at step -3", value("global_step", to=-3), OLDER_OR_REFUSED),
+        ("last.ckpt is at a step of 31 digits", value("global_step", to=10**30), OLDER_OR_REFUSED),
+        ("last.ckpt is at batch 400 of an epoch of 4", value("data_position", "batch", to=400), OLDER_OR_REFUSED),
+        ("last.ckpt was written by a world of 0 ranks", value("data_position", "world_size", to=0), OLDER_OR_REFUSED),
+        ("last.ckpt has a list of best that is a number", value("progress", "memory", "best", to=3), SAME_OR_REFUSED),
+        ("last.ckpt has a transposed weight", edited(transposed), OLDER_OR_REFUSED),
+        (
+            "last.ckpt was halved to save space",
+            edited(halved),
+            Either(Refused(("last.ckpt",)), Right(trained_on(ALL_STEPS))),
+        ),
+        (
+            "last.ckpt has a tensor of 4 TB in 4 bytes",
+            value("optimizer_states", 0, "state", 0, "exp_avg", to=torch.zeros(1).expand(10**12)),
+            OLDER_OR_REFUSED,
+        ),
+        ("last.ckpt has settings nested 3000 deep", value("hyper_parameters", "cfg", to=nested(3000)), SAME_OR_REFUSED),
+        ("last.ckpt is a tensor and not a dict", lambda f: torch.save(torch.zeros(3), f / LAST), OLDER_OR_REFUSED),
+        (
+            "last.ckpt is the .nemo file under another name",
+            lambda f: shutil.copy(f / CHECKPOINTS / "run.nemo", f / LAST),
+            OLDER_OR_REFUSED,
+        ),
+        (
+            "last.ckpt is of a run with a narrower encoder",
+            lambda f: shutil.copy(wide() / LAST, f / LAST),
+            OLDER_OR_REFUSED,
+        ),
+        (
+            "the list of the best names a file of somebody else",
+            precious("{folder}/precious.ckpt"),
+            Either(Refused(("last.ckpt",)), Right(unchanged("precious.ckpt", then=resumed))),
+        ),
+    ]
 
 
-# ----------------------------------------------------------------------------------------------------------- the trials
-
-Row = tuple[str, Setup, Expected]
-
-DAMAGED: list[Row] = [
-    ("last is cut off", on_bytes(cut(0.7), LAST), WARNED),
-    ("last is empty", on_bytes(always(b""), LAST), WARNED),
-    ("last is zeros of the same size", on_bytes(zeros, LAST), WARNED),
-    ("last has a flipped bit", on_bytes(flipped(0.5), LAST), WARNED),
-    ("last has a flipped bit in its pickle", on_bytes(flipped(0.02), LAST), WARNED),
-    ("last has a flipped bit in the zip's directory", on_bytes(flipped(0.98), LAST), WARNED),
-    ("last has a hole of zeros, as after a power cut", on_bytes(lambda d: patched(d, 400_000, bytes(4096)), LAST),
-     WARNED),
-    ("last has bytes added at its end", on_bytes(lambda d: d + bytes(70_000), LAST), RESUMED),
-    ("last is twice itself", on_bytes(lambda d: d + d, LAST), RESUMED),
-    ("last is gone", replaced(nothing, LAST), RESUMED),
-    ("last is an empty folder", replaced(Path.mkdir, LAST), WARNED),
-    ("last is a pipe", replaced(lambda p: os.mkfifo(p), LAST), WARNED),
-    ("last is a link to nothing", replaced(link("nowhere.ckpt"), LAST), WARNED),
-    ("last is a link in a circle", replaced(link("last.ckpt"), LAST), WARNED),
-    ("last is a link to /dev/zero", replaced(link("/dev/zero"), LAST), WARNED),
-    ("last is a link to its predecessor", replaced(link("last-before.ckpt"), LAST), RESUMED),
-    ("last was moved to another disk, with a link", moved_and_linked(LAST), RESUMED),
-    ("last is a model file", replaced(lambda p: shutil.copy(Fixture.path / "model.nemo", p), LAST), passed_over()),
-    ("last is code", on_bytes(always(EVIL), LAST), WARNED),
-    ("last was compressed by hand", both(on_bytes(lambda d: d, LAST), move(LAST, SAVES / "last.ckpt.gz")), RESUMED),
-    ("last and its predecessor are cut off", both(on_bytes(cut(0.5), LAST), on_bytes(cut(0.5), BEFORE)), WARNED),
-    ("all checkpoints are cut off", everywhere(cut(0.5)), no("step 6")),
-    ("all checkpoints have a flipped bit", everywhere(flipped(0.5)), no("step 6")),
-    ("all checkpoints are gone", no_checkpoints, no("step 6")),
-    ("the folder of checkpoints is gone", replaced(nothing, SAVES), no("step 6")),
-    ("all checkpoints are gone, and .saved is garbage", both(no_checkpoints, add(SAVED, b"\xff\xfe??")), no()),
-    ("all checkpoints are gone, and .saved is empty", both(no_checkpoints, add(SAVED, b"")), no()),
-    (".saved is a folder", replaced(Path.mkdir, SAVED), Either(no(".saved"), RESUMED)),
-    (".saved says a later step than any checkpoint", add(SAVED, b"step 900\n"), Either(no("900"), RESUMED)),
-    (".saved is gone", replaced(nothing, SAVED), RESUMED),
-    ("only the best checkpoint is left", only_best, RESUMED),
-    ("last and its predecessor are swapped", swap, RESUMED),
-    ("last is older than its predecessor by the clock", times(last=-9e6, before=0), RESUMED),
-    ("last is from the future", times(last=9e8), RESUMED),
-    ("copies lie around", lambda f: [shutil.copy(f / BEFORE, f / SAVES / n) for n in (
-        "last (1).ckpt", "last-v1.ckpt", "last.ckpt.bak", "Copy of last.ckpt", "last.ckpt~")], RESUMED),
-    ("a copy of the best has a newer step in its name", lambda f: shutil.copy(
-        best(f), f / SAVES / "NEST-FastConformer-SSL--val_loss=0.0001-epoch=99-step=9999.ckpt"), RESUMED),
-    ("half-written files of a kill lie around", both(
-        add(SAVES / "last.ckpt.tmp", b"x" * 999), add(SAVES / ".last.ckpt.tmp123", b"x")), RESUMED),
-    ("the best checkpoint is garbage", lambda f: best(f).write_bytes(b"garbage"), RESUMED),
-    ("the best checkpoint is gone", lambda f: best(f).unlink(), RESUMED),
-    ("the best checkpoint is a folder with files", best_is_folder, RESUMED),
-    ("the checkpoints are a file", both(move(SAVES, RUN / "old"), add(SAVES, b"x")), no("checkpoints")),
-    ("the checkpoints are on another disk, with a link", moved_and_linked(SAVES), RESUMED),
-    ("the run is on another disk, with a link", moved_and_linked(RUN), RESUMED),
-    ("the run was moved from another place", edit(
-        put("progress", "memory", "best", to={"/old/place/x.ckpt": 4.0991})), RESUMED),
-    ("the folder of runs is a file", replaced(lambda p: p.write_text("x"), Path("runs")), no("runs")),
-]  # fmt: skip
-
-EDITED: list[Row] = [
-    ("a list", edit(lambda c: [c]), passed_over()),
-    ("an empty dict", edit(lambda c: {}), passed_over()),
-    ("only weights", edit(lambda c: c["state_dict"]), passed_over()),
-    ("keys are numbers", edit(lambda c: dict(enumerate(c.values()))), passed_over()),
-    *[(f"no {key}", edit(without(key)), passed_over()) for key in (
-        "state_dict", "optimizer_states", "lr_schedulers", "global_step", "data_position", "progress")],
-    ("no epoch, and no configuration", edit(without("epoch", "hyper_parameters")), passed_over()),
-    ("one more section", edit(put("notes", to={"by": "me"})), RESUMED),
-    ("weights with code", edit(put("state_dict", LAYER, to=lambda t: Evil())), WARNED),
-    ("a NaN weight", edit(put("state_dict", LAYER, to=spoiled(float("nan")))), passed_over()),
-    ("a negative variance", edit(put("state_dict", VARIANCE, to=spoiled(-1.0))), passed_over()),
-    ("a weight of another shape", edit(put("state_dict", LAYER, to=lambda t: t[:5])), passed_over()),
-    ("a weight in half precision", edit(put("state_dict", LAYER, to=lambda t: t.half())), passed_over()),
-    ("a weight is missing", edit(within(without(LAYER), "state_dict")), passed_over()),
-    ("a weight too many", edit(put("state_dict", "encoder.layers.7.x", to=torch.ones(2))), passed_over()),
-    ("a weight is a string", edit(put("state_dict", LAYER, to="x")), passed_over()),
-    ("another mel filter bank", edit(put("state_dict", "preprocessor.featurizer.fb", to=torch.zeros_like)),
-     passed_over()),
-    ("a codebook of NaN", edit(put("state_dict", "quantizer.codebooks", to=lambda t: t * float("nan"))),
-     passed_over()),
-    ("a moment is NaN", edit(moment("exp_avg", spoiled(float("nan")))), passed_over()),
-    ("a second moment is negative", edit(moment("exp_avg_sq", spoiled(-1.0))), passed_over()),
-    ("a moment of another shape", edit(moment("exp_avg", lambda t: t.flatten()[:1])), passed_over()),
-    ("a moment is missing", edit(within(without("exp_avg"), "optimizer_states", 0, "state", 3)),
-     passed_over()),
-    ("the optimizer's step is -3", edit(moment("step", lambda t: t * 0 - 3)), passed_over()),
-    ("the optimizer's step is NaN", edit(moment("step", lambda t: t * float("nan"))), passed_over()),
-    ("half of the optimizer's memory", edit(put("optimizer_states", 0, "state", to=lambda s: {
-        k: v for k, v in s.items() if k < 40})), passed_over()),
-    ("two optimizers", edit(put("optimizer_states", to=lambda s: s * 2)), passed_over()),
-    ("two groups of parameters", edit(put("optimizer_states", 0, "param_groups", to=lambda g: g * 2)), passed_over()),
-    ("parameters in another order", edit(put("optimizer_states", 0, "param_groups", 0, "params", to=lambda p: p[::-1])),
-     passed_over()),
-    ("the optimizer's state is text", edit(put("optimizer_states", 0, to="adam")), passed_over()),
-    ("an infinite rate in the optimizer's state", edit(
-        put("optimizer_states", 0, "param_groups", 0, "lr", to=float("inf"))), Either(no("last.ckpt"), RESUMED)),
-    ("another optimizer's name", edit(put("progress", "optimizer", to="SGD")), Either(no("optim"), RESUMED)),
-    ("a schedule of another step", edit(put("lr_schedulers", 0, "last_epoch", to=3)), passed_over()),
-    ("a schedule that is a number", edit(put("lr_schedulers", to=[7])), passed_over()),
-    ("step -1", edit(put("global_step", to=-1)), passed_over()),
-    ("step six in words", edit(put("global_step", to="six")), passed_over()),
-    ("step 6.5", edit(put("global_step", to=6.5)), passed_over()),
-    ("step 10**15", edit(put("global_step", to=10**15)), passed_over()),
-    ("a step that the rest contradicts", edit(put("global_step", to=3)), passed_over()),
-    ("batch 10**9", edit(put("data_position", "batch", to=10**9)), passed_over()),
-    ("batch -2", edit(put("data_position", "batch", to=-2)), passed_over()),
-    ("epoch -1", edit(put("data_position", "epoch", to=-1)), passed_over()),
-    ("batch None", edit(put("data_position", "batch", to=None)), passed_over()),
-    ("zero ranks", edit(put("data_position", "world_size", to=0)), passed_over()),
-    ("another plan of the same data", edit(put("data_position", "plan_hash", to="0" * 64)), Right(
-        said("batches", then=resumed))),
-    ("a plan that is a number", edit(put("data_position", "plan_hash", to=7)), passed_over()),
-    ("bad files counted below zero", edit(put("data_position", "bad_data", to={"num_read": -5, "num_bad": -9})),
-     passed_over()),
-    ("bad files counted as text", edit(put("data_position", "bad_data", to="none")), passed_over()),
-    ("the best score is text", edit(put("progress", "memory", "best", to={"x.ckpt": "good"})), passed_over()),
-    ("the best score is NaN", edit(put("progress", "memory", "best", to={"x.ckpt": float("nan")})), passed_over()),
-    ("the best is a file that is not the run's", points_at_precious, Right(kept_precious())),
-    ("the time trained is NaN", edit(put("progress", "memory", "elapsed_s", to=float("nan"))), passed_over()),
-    ("the time trained is negative", edit(put("progress", "memory", "elapsed_s", to=-1e9)), passed_over()),
-    ("no memory", edit(put("progress", "memory", to=None)), passed_over()),
-    ("a loss scaler that nobody asked for", edit(put("progress", "scaler", to={"scale": float("inf")})),
-     passed_over()),
-    ("batches seen: minus one", edit(put("progress", "batches_seen", to=-1)), passed_over()),
-    ("an epoch that is both over and not begun", edit(put("progress", "epoch_is_over", to="maybe")), passed_over()),
-    ("means of NaN", edit(put("epoch_means", "sums", "train_loss_epoch", to=torch.tensor(float("nan")))),
-     passed_over()),
-    ("means that are text", edit(put("epoch_means", to="4.2")), passed_over()),
-    ("written by a later version", edit(put("nest_ssl_version", to="99.0.0")), passed_over()),
-    ("its configuration runs a command", edit(put("hyper_parameters", "cfg", "encoder", "_target_", to="os.system")),
-     Either(no("last.ckpt"), RESUMED)),
-    ("its configuration is of another model", edit(put("hyper_parameters", "cfg", "encoder", "n_layers", to=9)),
-     Either(no("last.ckpt"), RESUMED)),
-]  # fmt: skip
-
-FOREIGN: list[Row] = [
-    ("last is of a narrower model", taken(NARROW, "last.ckpt"), passed_over()),
-    ("all are of a narrower model", both(no_checkpoints, taken(NARROW, "last.ckpt")), no("last.ckpt", "shape|d_model")),
-    ("last is of another optimizer", both(no_checkpoints, taken(SGD, "last.ckpt")), no("optim")),
-    ("last has averaged weights, which are not asked for", whole_run(EMA), Either(no("ema"), continued("ema"))),
-    ("last is of two ranks", whole_run(TWO), continued("1 rank (was 2)")),
-    ("last is in shards of two ranks", whole_run(SHARDED), continued("1 rank (was 2)")),
-    ("shards: one is gone", whole_run(SHARDED, lambda f: sorted((f / LAST).glob("*.distcp"))[0].unlink()),
-     Right(said("passed over", "resumed at step", "last.ckpt"))),
-    ("shards: one has a flipped bit", whole_run(SHARDED, in_shard("*.distcp", flipped(0.6))),
-     Right(said("passed over", "resumed at step", "last.ckpt"))),
-    ("shards: the index is code", whole_run(SHARDED, in_shard(".metadata", always(EVIL))),
-     Right(said("passed over", "resumed at step", "last.ckpt"))),
-    ("shards: the index is another's", whole_run(SHARDED, in_shard(".metadata", cut(0.5))),
-     Right(said("passed over", "resumed at step", "last.ckpt"))),
-    ("shards: the rest is gone", whole_run(SHARDED, lambda f: (f / LAST / "rest.pt").unlink()),
-     Right(said("passed over", "resumed at step", "last.ckpt"))),
-    ("shards: the rest is of a file's checkpoint", whole_run(SHARDED, lambda f: shutil.copy(
-        Fixture.path / "model.ckpt", f / LAST / "rest.pt")),
-     Either(no("last.ckpt"), Right(said("resumed at step")))),
-    ("shards: mixed of two saves", whole_run(SHARDED, mixed),
-     Either(no("last.ckpt"), Right(said("passed over", "resumed at step", "last.ckpt")))),
-    ("shards: a file more", whole_run(SHARDED, add(LAST / "__9_0.distcp", b"x")), continued("1 rank (was 2)")),
-]  # fmt: skip
-
-SIDE_FILES: list[Row] = [
-    ("metrics are gone", replaced(nothing, METRICS), TAIL),
-    ("metrics are empty", on_bytes(always(b""), METRICS), TAIL),
-    ("metrics are only a header", on_bytes(lines(lambda x: x[:1]), METRICS), TAIL),
-    ("metrics have no header", on_bytes(lines(lambda x: x[1:]), METRICS), TAIL),
-    ("metrics end in the middle of a row", on_bytes(lambda d: d[:-40], METRICS), TAIL),
-    ("metrics end in the middle of a loss", on_bytes(lines(lambda x: [*x[:-3], x[-3][:18]]), METRICS), TAIL),
-    ("metrics are garbage", on_bytes(lambda d: os.urandom(3000), METRICS), TAIL),
-    ("metrics have NUL bytes at the end, as after a power cut", on_bytes(lambda d: d + bytes(5000), METRICS), TAIL),
-    ("metrics have rows of steps that were never saved", on_bytes(
-        lambda d: d + d.splitlines()[1].replace(b"0,", b"77,", 1) + b"\n", METRICS), RESUMED),
-    ("metrics have rows twice", on_bytes(lines(lambda x: [x[0], *x[1:], *x[1:]]), METRICS), TAIL),
-    ("metrics were sorted backwards", on_bytes(lines(lambda x: [x[0], *x[:0:-1]]), METRICS), TAIL),
-    ("metrics have Windows line ends", on_bytes(lambda d: d.replace(b"\n", b"\r\n"), METRICS), RESUMED),
-    ("metrics have a byte order mark", on_bytes(lambda d: b"\xef\xbb\xbf" + d, METRICS), TAIL),
-    ("metrics have a column of notes", on_bytes(lines(lambda x: [
-        line.rstrip("\n") + (",notes\n" if i == 0 else ",mine\n") for i, line in enumerate(x)]), METRICS), RESUMED),
-    ("metrics have other columns first", on_bytes(lines(lambda x: [
-        ",".join(line.rstrip("\n").split(",")[::-1]) + "\n" for line in x]), METRICS), RESUMED),
-    ("metrics were saved with semicolons", on_bytes(lambda d: d.replace(b",", b";"), METRICS), TAIL),
-    ("metrics have a field of a megabyte", on_bytes(lambda d: d + b"5," + b"9" * (1 << 20) + b"\n", METRICS), TAIL),
-    ("metrics have steps in words", on_bytes(lambda d: d.replace(b"\n3,", b"\nthree,"), METRICS), TAIL),
-    ("metrics are a folder", replaced(Path.mkdir, METRICS),
-     Either(no("metrics.csv"), Right(said("metrics.csv", then=ended_well)))),
-    ("metrics are a link to another file", both(precious, replaced(link("../../precious.ckpt"), METRICS)),
-     Either(no("metrics.csv"), Right(tail_resumed))),
-    ("hparams are gone", replaced(nothing, HPARAMS), RESUMED),
-    ("hparams are garbage", on_bytes(lambda d: os.urandom(999), HPARAMS), RESUMED),
-    ("hparams run a command", on_bytes(always(b'!!python/object/apply:os.system ["touch ../pwned"]'), HPARAMS),
-     RESUMED),
-    ("hparams are a list", on_bytes(always(b"- a\n- b\n"), HPARAMS), RESUMED),
-    ("hparams are a billion laughs", on_bytes(always(b"a: &a [x,x,x,x,x,x,x,x,x]\n" + b"".join(
-        b"%c: &%c [" % (98 + i, 98 + i) + b",".join([b"*%c" % (97 + i)] * 9) + b"]\n" for i in range(12))), HPARAMS),
-     RESUMED),
-    ("hparams are of another model", on_bytes(lambda d: d.replace(b"d_model: 32", b"d_model: 64"), HPARAMS), RESUMED),
-    ("hparams are a folder", replaced(Path.mkdir, HPARAMS), Either(no("hparams.yaml"), RESUMED)),
-    ("hparams have terminal codes", on_bytes(
-        lambda d: d.replace(b"window: hann", b'window: "\\e[2Jhann"', 1), HPARAMS), RESUMED),
-    ("the log is a folder", replaced(Path.mkdir, RUN / "log_globalrank-0_localrank-0.txt"),
-     Either(no("log_globalrank"), RESUMED)),
-    ("the report is a folder", replaced(Path.mkdir, RUN / "report.html"), Either(no("report.html"), RESUMED)),
-    ("the lock is of a process that is gone", add(RUN / ".lock", b"process 1 on another-host\n"), RESUMED),
-    ("the lock is a link to another file", both(precious, replaced(link("../../precious.ckpt"), RUN / ".lock")),
-     Either(no(".lock"), Right(kept_precious()))),
-    ("the lock is a folder", replaced(Path.mkdir, RUN / ".lock"), Either(no(".lock"), RESUMED)),
-    ("the watchdog's state is garbage", add(RUN / "watchdog/node0.json", b"{{{"), RESUMED),
-    ("the folder of incidents is a file", add(RUN / "incidents", b"x"), Either(no("incidents"), RESUMED)),
-    ("the model at the end is a folder", replaced(Path.mkdir, SAVES / "run.nemo"),
-     Either(Refused(("run.nemo",), partial=True), RESUMED)),
-]  # fmt: skip
+def arranged() -> list[ROW]:
+    """Several files of the run at once: mixed up, linked, gone."""
+    gone = replaced(nothing, CHECKPOINTS)
+    return [
+        ("last.ckpt and its predecessor were swapped", swapped, SAME),
+        (
+            "last.ckpt and its predecessor are both cut",
+            both(on_bytes(cut(0.5), LAST), on_bytes(cut(0.9), BEFORE)),
+            Right(resumed_from("NEST-")),
+        ),
+        ("all checkpoints are cut", all_checkpoints(cut(0.5)), NEVER_FROM_0),
+        (
+            "all checkpoints are empty, and .saved is gone",
+            both(all_checkpoints(always(b"")), replaced(nothing, RUN / ".saved")),
+            NEVER_FROM_0,
+        ),
+        ("the folder of checkpoints was deleted to free space", gone, NEVER_FROM_0),
+        (
+            "the folder of checkpoints is on a disk that is gone",
+            replaced(link("/mnt/gone/checkpoints"), CHECKPOINTS),
+            NEVER_FROM_0,
+        ),
+        ("the folder of checkpoints is a link to scratch", mounted_elsewhere, SAME),
+        ("the file .saved is empty, the checkpoints are good", on_bytes(always(b""), RUN / ".saved"), SAME),
+        (
+            "last.ckpt is a link to an archive",
+            both(archived, replaced(link("../../../archive/step6.ckpt"), LAST)),
+            Right(unchanged("archive/step6.ckpt", then=resumed)),
+        ),
+        (
+            "last.ckpt is also in a backup made of hard links",
+            lambda f: os.link(f / LAST, f / "backup.ckpt"),
+            Right(unchanged("backup.ckpt", then=resumed)),
+        ),
+        (
+            "temporary files of killed programs are left",
+            clutter("last.ckpt.tmp", ".last.ckpt.tmp-4711", "last.ckpt.part", ".last.ckpt.Xa81Qp"),
+            SAME,
+        ),
+        (
+            "files of desktops and editors lie among checkpoints",
+            clutter("._last.ckpt", "last (1).ckpt", "last.ckpt~", ".DS_Store", ".nfs000000001"),
+            SAME,
+        ),
+        ("the only checkpoint has a step in its name that is wrong", liar, SAME),
+        ("all files of the run are of 1970", all_of_1970, SAME),
+        (
+            "the lock names a process that has its number now",
+            written(LOCK, f"process 1 on {socket.gethostname()}\n"),
+            SAME,
+        ),
+        (
+            "the lock is a link to the manifest",
+            replaced(link("../../train.jsonl"), LOCK),
+            Either(Refused((".lock",)), Right(unchanged("train.jsonl", then=resumed))),
+        ),
+        (
+            "the log is a folder",
+            replaced(Path.mkdir, RUN / "log_globalrank-0_localrank-0.txt"),
+            Either(Refused(("log_globalrank",)), SAME),
+        ),
+    ]
 
 
-def other_manifest(folder: Path) -> None:
-    lines_of = [{"audio_filepath": f"audio/{i}.wav", "duration": 1.6 + 0.1 * i} for i in (7, 6, 5, 4, 3, 2)]
-    write_lines(folder / "other.jsonl", lines_of)
+def logs() -> list[ROW]:
+    """metrics.csv and hparams.yaml, before a resume."""
+
+    def log(change: Callable[[bytes], bytes]) -> Setup:
+        return on_bytes(change, METRICS)
+
+    return [
+        ("metrics.csv ends in the middle of a row", log(lambda d: d[:-25]), SAME),
+        ("metrics.csv ends with zero bytes", log(lambda d: d + bytes(300)), SAME),
+        (
+            "metrics.csv was saved by Excel with a byte order mark",
+            log(lambda d: b"\xef\xbb\xbf" + d.replace(b"\n", b"\r\n")),
+            Right(steps(BASE_STEPS, explained("resumed at step 6"))),
+        ),
+        (
+            "metrics.csv was saved with semicolons",
+            log(lambda d: d.replace(b",", b";")),
+            Right(kept("metrics-before.csv")),
+        ),
+        ("metrics.csv has lost its first line", lines_of(lambda lines: lines[1:]), Right(kept("metrics-before.csv"))),
+        ("metrics.csv has a column of notes with line breaks", log(column_added), Right(steps(0))),
+        ("metrics.csv was written by pandas", log(by_pandas), Right(steps(0))),
+        ("metrics.csv has rows of a later, lost run", lines_of(lambda lines: [*lines, "500" + lines[-3][1:]]), SAME),
+        ("metrics.csv has a step of 400 digits", lines_of(with_step_of_400_digits), Right(steps(BASE_STEPS))),
+        ("metrics.csv was deleted", replaced(nothing, METRICS), Right(steps(BASE_STEPS))),
+        (
+            "metrics.csv is a folder",
+            replaced(Path.mkdir, METRICS),
+            Either(Refused(("metrics.csv",)), Right(explained("resumed at step 6", "metrics.csv"))),
+        ),
+        ("hparams.yaml is cut", on_bytes(cut(0.31), HPARAMS), SAME),
+        ("hparams.yaml runs a command", written(HPARAMS, YAML_EVIL), SAME),
+        ("hparams.yaml multiplies itself", written(HPARAMS, YAML_BOMB), SAME),
+    ]
 
 
-SETTINGS: list[tuple[str, tuple[str, ...], Expected]] = [
-    ("another optimizer", ("model.optim.name=adam",), no("optim")),
-    ("another optimizer by its settings", ("model.optim={name: sgd, lr: 0.1}",), no("optim")),
-    ("another width", ("model.encoder.d_model=64",), no("d_model|shape")),
-    ("another layer", ("model.encoder.n_layers=3",), no("layers")),
-    ("another number of codes", ("model.num_classes=32",), no("num_classes|quantizer|shape")),
-    ("another window", ("model.preprocessor.window=hamming",), no("window")),
-    ("other mel filters", ("model.preprocessor.lowfreq=50",), no("lowfreq")),
-    ("another pre-emphasis", ("model.preprocessor.preemph=0.5",), no("preemph")),
-    ("another kind of normalisation", ("model.preprocessor.normalize=all_features",), no("normalize")),
-    ("another sample rate", ("model.sample_rate=8000",), no("sample_rate|featurizer.window")),
-    ("fewer steps than are done", ("trainer.max_steps=3",), Right(still_six)),
-    ("as many steps as are done", (f"trainer.max_steps={BASE_STEPS}",), Right(still_six)),
-    ("another learning rate", ("model.optim.lr=0.01",), continued("model.optim.lr", "takes effect")),
-    ("another seed", ("seed=77",), continued("seed")),
-    ("another mask", ("model.masking.mask_prob=0.02",), continued("mask_prob")),
-    ("another batch size", ("model.train_ds.batch_size=4",), continued("batch_size")),
-    ("other data", ("model.train_ds.manifest_filepath=other.jsonl",), continued("other.jsonl")),
-    ("data that is not there", ("model.train_ds.manifest_filepath=gone.jsonl",), no("gone.jsonl")),
-    ("bf16", ("trainer.precision=bf16",), continued("precision")),
-    ("averages switched on", ("exp_manager.ema.enable=true",), continued("ema")),
-    ("accumulation", ("trainer.accumulate_grad_batches=2",), continued("accumulate_grad_batches")),
-    ("two ranks", ("trainer.devices=2",), continued("2 ranks (was 1)")),
-    ("no best checkpoints", ("exp_manager.checkpoint_callback_params.save_top_k=0",), RESUMED),
-    ("a best checkpoint by a metric that does not exist",
-     ("exp_manager.checkpoint_callback_params.monitor=val_los",), no("val_los")),
-    ("no resuming, in the folder of a run", ("exp_manager.resume_if_exists=false",),
-     Either(no("resume_if_exists|runs/run"), Right(elsewhere_or_kept))),
-    ("a dry run in the folder of a run", ("trainer.fast_dev_run=true",), Right(kept_run)),
-    ("starting weights besides a checkpoint", ("init_from_nemo_model=runs/run/checkpoints/run.nemo",), RESUMED),
-    ("starting weights that are not there, besides a checkpoint", ("init_from_nemo_model=gone.nemo",),
-     Either(no("gone.nemo"), RESUMED)),
-    ("from the best, by hand", (f'exp_manager.resume_from_checkpoint="{SAVES}/BEST"',), RESUMED),
-    ("from a file that is not there", ("exp_manager.resume_from_checkpoint=gone.ckpt",), no("gone.ckpt")),
-    ("from a model file", ("exp_manager.resume_from_checkpoint=runs/run/checkpoints/run.nemo",), no("run.nemo")),
-    ("from a damaged file, by hand", ("exp_manager.resume_from_checkpoint=damaged.ckpt",), no("damaged.ckpt")),
-    ("from code, by hand", ("exp_manager.resume_from_checkpoint=code.ckpt",), no("code.ckpt")),
-    ("from a folder, by hand", (f"exp_manager.resume_from_checkpoint={SAVES}",), no("checkpoints")),
-    ("from a pipe, by hand", ("exp_manager.resume_from_checkpoint=pipe.ckpt",), no("pipe.ckpt")),
-    ("from NaN weights, by hand", ("exp_manager.resume_from_checkpoint=nan.ckpt",), no("nan.ckpt")),
-    ("from a number, by hand", ("exp_manager.resume_from_checkpoint=7",), no("resume_from_checkpoint|7")),
-    ("no checkpoint, and that is not ignored",
-     ("exp_manager.name=new", "exp_manager.resume_ignore_no_checkpoint=false"), no("checkpoint")),
-]  # fmt: skip
-
-INITS: list[tuple[str, str, Expected]] = [
-    ("init from a checkpoint", "model.ckpt", Right(said("99 loaded"))),
-    ("init from a damaged checkpoint", "damaged.ckpt", no("damaged.ckpt")),
-    ("init from code", "code.ckpt", no("code.ckpt")),
-    ("init from NaN", "nan.ckpt", no("nan.ckpt")),
-    ("init from a pipe", "pipe.ckpt", no("pipe.ckpt")),
-    ("init from a file that is not there", "gone.ckpt", no("gone.ckpt")),
-    ("init from an empty state_dict", "empty.ckpt", no("empty.ckpt")),
-    ("init from the folder of a run", "runs/run", no("runs/run")),
-    ("init with a typo in include", "{a: {path: model.ckpt, include: [encoder.layer.0]}}", no("include")),
-    ("init with a key that does not exist", "{a: {path: model.ckpt, inclde: [encoder]}}", no("inclde")),
-    ("init without a path", "{a: {include: [encoder]}}", no("path")),
-]
+def emptied_runs(folder: Path) -> None:
+    (folder / "runs").rename(folder / "old")
+    (folder / "runs").mkdir()
 
 
-def files(folder: Path) -> None:
-    """What the settings name."""
-    Fixture.run(folder)
-    other_manifest(folder)
-    data = (Fixture.path / "model.ckpt").read_bytes()
-    (folder / "model.ckpt").write_bytes(data)
-    (folder / "damaged.ckpt").write_bytes(flipped(0.5)(data))
-    (folder / "code.ckpt").write_bytes(EVIL)
-    os.mkfifo(folder / "pipe.ckpt")
-    content = torch.load(io.BytesIO(data), weights_only=True)
-    torch.save({**content, "state_dict": {}}, folder / "empty.ckpt")
-    content["state_dict"][LAYER] *= float("nan")
-    torch.save(content, folder / "nan.ckpt")
+def looked_at() -> list[tuple[str, list[str], Setup, Expected]]:
+    """`report` and `doctor` of such runs."""
+    report, doctor = ["report", str(RUN)], ["doctor", str(RUN)]
+    any_words = Either(Refused(("runs/run|node0",)), Right(explained("run")))
+    return [
+        ("a report of a run whose checkpoints run commands", report, all_checkpoints(always(EVIL)), Right(page())),
+        (
+            "a report of a run with NaN in its weights",
+            report,
+            edited(with_nan),
+            Either(Refused(("last.ckpt",)), Right(page())),
+        ),
+        (
+            "a report of a run with markup in its metrics",
+            report,
+            on_bytes(lambda d: d.replace(b"accuracy", b'"' + SCRIPT.encode() + b'"', 1), METRICS),
+            Right(page(absent=(SCRIPT,))),
+        ),
+        (
+            "a report of a run with markup in its settings",
+            report,
+            on_bytes(lambda d: d.replace(b"window: hann", f"window: '</pre></script>{SCRIPT}'".encode()), HPARAMS),
+            Right(page(absent=(SCRIPT,))),
+        ),
+        (
+            "a report of a run with damaged metrics",
+            report,
+            lines_of(lambda lines: [*with_step_of_400_digits(lines[:4]), "-7,x,nan,1e999\n", "\x00\x00\n", *lines[4:]]),
+            Right(page()),
+        ),
+        (
+            "a report of a run with settings of another model",
+            report,
+            on_bytes(lambda d: d.replace(b"num_classes: 64", b"num_classes: 8192"), HPARAMS),
+            Either(Refused(("num_classes|hparams|last.ckpt",)), Right(page())),
+        ),
+        (
+            "a report of an empty folder",
+            ["report", "runs"],
+            emptied_runs,
+            Refused(("runs",)),
+        ),
+        (
+            "a report that shall replace a folder",
+            report,
+            replaced(Path.mkdir, RUN / "report.html"),
+            Refused(("report.html",)),
+        ),
+        ("a doctor for a run whose state is cut", doctor, on_bytes(cut(0.5), NODE), any_words),
+        ("a doctor for a run whose state is a list of numbers", doctor, written(NODE, "[1, 2, null]"), any_words),
+        ("a doctor for a run whose state colours the terminal", doctor, node(coloured), any_words),
+        (
+            "a doctor for a run whose process is somebody else's",
+            doctor,
+            node(other_process),
+            Either(Refused(("runs/run",), codes=(1,)), Right(explained("run"))),
+        ),
+        (
+            "a doctor for a run whose incidents are files and bytes",
+            doctor,
+            both(written(RUN / "incidents", b"\xff\x1b[31m")),
+            any_words,
+        ),
+        (
+            "a doctor for a run whose newest checkpoint is cut",
+            doctor,
+            on_bytes(cut(0.4), LAST),
+            Right(explained("checkpoint"), codes=(0, 1)),
+        ),
+    ]
 
 
-def twice(folder: Path, command: list[str]) -> str | None:
-    """A run that was resumed by hand from an older file goes on from its own last one when it is started again."""
-    first = in_process([*command, "trainer.max_steps=8"], folder, {}, 90)
-    second = in_process(command, folder, {}, 90)
-    if first.code != 0 or second.code != 0:
-        return f"exit codes {first.code}, {second.code}: {second.message[-300:]}"
-    if "resumed at step 8" not in second.text:
-        return "the second start did not go on where the first ended"
-    return None if losses(folder / RUN) == losses(Fixture.path / "runs/whole") else "losses differ"
+def other_commands() -> list[tuple[str, list[str], Setup, Expected]]:
+    """A resume with a file that is named, on another number of ranks, or from shards."""
+    named = resume("exp_manager.resume_from_checkpoint=given.ckpt", "exp_manager.name=run")
+
+    def given(change: Callable[[bytes], bytes]) -> Setup:
+        return lambda f: written(Path("given.ckpt"), change((Fixture.path / LAST).read_bytes()))(f)
+
+    shards = resume()
+    part = LAST / "__1_0.distcp"
+    older = Right(resumed_from("last-before.ckpt", "NEST-", then=trained_on(ALL_STEPS)))
+    older_or_refused = Either(Refused(("last.ckpt",)), older)
+    return [
+        ("the file to resume from is cut", named, given(cut(0.5)), Refused(("given.ckpt",))),
+        (
+            "the file to resume from is a model for NeMo",
+            named,
+            lambda f: shutil.copy(Fixture.path / "model.nemo", f / "given.ckpt"),
+            Refused(("given.ckpt",)),
+        ),
+        (
+            "last.ckpt is of a run on two ranks",
+            resume("trainer.max_steps=14"),
+            lambda f: shutil.copy(Fixture.path / "runs/two_ranks/checkpoints/last.ckpt", f / LAST),
+            Right(trained_on(14, "was 2")),
+        ),
+        ("a shard of last.ckpt has a page of zeros", shards, on_bytes(hole, part), older_or_refused),
+        (
+            "two shards of last.ckpt were swapped",
+            shards,
+            lambda f: [
+                (f / LAST / a).rename(f / LAST / b)
+                for a, b in (("__0_0.distcp", "x"), ("__1_0.distcp", "__0_0.distcp"), ("x", "__1_0.distcp"))
+            ],
+            older_or_refused,
+        ),
+        (
+            "a shard of last.ckpt is of the save before",
+            shards,
+            lambda f: shutil.copy(f / BEFORE / part.name, f / part),
+            older_or_refused,
+        ),
+        (
+            "the index of the shards runs a command",
+            shards,
+            on_bytes(always(EVIL), LAST / ".metadata"),
+            older_or_refused,
+        ),
+        (
+            "hidden files were not copied with the shards",
+            shards,
+            replaced(nothing, LAST / ".metadata"),
+            older_or_refused,
+        ),
+        ("the rest of the shards runs a command", shards, on_bytes(always(EVIL), LAST / "rest.pt"), older_or_refused),
+    ]
 
 
-def refusal_keeps_all(folder: Path, command: list[str]) -> str | None:
-    """Three refused commands in a row change nothing; then the right one resumes."""
-    before = {
-        name: value
-        for name, value in snapshot(folder / RUN).items()
-        if not name.startswith(("log_", ".lock", "watchdog"))
-    }
-    for key in ("model.encoder.d_model=64", "model.optim.name=sgd", "model.train_ds.manifest_filepath=gone.jsonl"):
-        outcome = in_process([*command, key], folder, {}, 90)
-        if outcome.code != 1:
-            return f"{key}: exit code {outcome.code}"
-    after = snapshot(folder / RUN)
-    changed = [name for name in before if before[name] != after.get(name)]
-    if changed:
-        return f"refused, but changed {changed}"
-    outcome = in_process(command, folder, {}, 90)
-    return f"exit code {outcome.code}" if outcome.code else resumed(folder, outcome)
-
-
-def trials() -> Iterator[Trial]:
-    for prefix, group in (("", DAMAGED), ("edited: ", EDITED), ("foreign: ", FOREIGN), ("", SIDE_FILES)):
-        for name, damage, expected in group:
-            yield Trial("checkpoints", prefix + name, resume(), expected, both(Fixture.run, damage))
-    file = best(Fixture.path).name
-    for name, overrides, expected in SETTINGS:
-        settings = [override.replace("BEST", file) for override in overrides]
-        own = "trainer.devices=2" in overrides
-        yield Trial("checkpoints", f"resumed with {name}", resume(*settings), expected, files, own_process=own)
-    for name, source, expected in INITS:
-        command = pretrain(f"init_from_ptl_ckpt={source}", "exp_manager.name=new")
-        setup = both(files, lambda folder: shutil.rmtree(folder / "runs")) if name.endswith("checkpoint") else files
-        yield Trial("checkpoints", name, command, expected, setup)
-    by_hand = resume("exp_manager.resume_from_checkpoint=model.ckpt")
-    yield Trial("checkpoints", "by hand, then the same command again", by_hand, RESUMED, files, act=twice)
-    yield Trial("checkpoints", "refused three times, then resumed", resume(), RESUMED, files, act=refusal_keeps_all)
+def trials() -> list[Trial]:
+    for make in (wide, sharded):  # before two trials at a time need them
+        make()
+    from_shards = run_of(sharded)
+    found = [
+        Trial(GROUP, name, resume(), expected, both(Fixture.run, setup))
+        for name, setup, expected in [*damaged(), *changed(), *arranged(), *logs()]
+    ]
+    found += [
+        Trial(GROUP, name, command, expected, both(Fixture.run, setup))
+        for name, command, setup, expected in looked_at()
+    ]
+    for name, command, setup, expected in other_commands():
+        is_sharded = "shard" in name
+        found.append(Trial(GROUP, name, command, expected, both(from_shards if is_sharded else Fixture.run, setup)))
+    return found
