@@ -39,10 +39,10 @@ ABSOLUTE = (
     "exp_manager.exp_dir={folder}/runs",
 )
 NOBODY = "setpriv --reuid=65534 --regid=65534 --clear-groups --inh-caps=-all --ambient-caps=-all"
-OPEN = (
-    "mount --bind /root/.pyenv /mnt && mount -t tmpfs tmpfs /root && "
-    "mkdir /root/.pyenv && mount --bind /mnt /root/.pyenv"
-)
+OWN = Path.home()
+IN_OWN = Path(sys.base_prefix).is_relative_to(OWN)
+PYTHONS = OWN / Path(sys.base_prefix).relative_to(OWN).parts[0] if IN_OWN else OWN
+OPEN = f"mount --bind {PYTHONS} /mnt && mount -t tmpfs tmpfs {OWN} && mkdir {PYTHONS} && mount --bind /mnt {PYTHONS}"
 """For an interpreter in root's own folder, which others may not enter: in a namespace, it has nothing else in it."""
 OWNED = "chown -R 65534:65534 ../folder ../home ../tmp"
 
@@ -97,7 +97,7 @@ def limit(option: str, value: object) -> str:
 
 def nobody(first: str = OWNED, then: str = 'exec "$@"') -> str:
     """Root may do everything; this user may not."""
-    way = f"{OPEN} && " if sys.base_prefix.startswith("/root/.pyenv/") else ""
+    way = f"{OPEN} && " if IN_OWN else ""
     user = f"exec {NOBODY} bash -c '{then}' bash"
     return f"""{first}; exec unshare -m bash -c "{way}exec \\"\\$@\\"" bash {user[5:]} "$@" """
 
