@@ -5,6 +5,7 @@ gloo on CPUs; NCCL with all ranks on one GPU, where each pretends to be a host o
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import tempfile
 from collections.abc import Callable
@@ -28,6 +29,7 @@ def on_ranks(function: OnRank, size: int, *arguments: Any, device: str = "cpu") 
 
 
 def _rank(rank: int, function: OnRank, size: int, arguments: tuple[Any, ...], folder: str, device_type: str) -> None:
+    faulthandler.enable()  # a rank that crashes shows where
     torch.set_num_threads(1)
     on_gpu = device_type == "cuda"
     device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")

@@ -21,6 +21,12 @@ def main() -> None:
         run()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    except ImportError as error:
+        if "failed to map segment" not in str(error):
+            raise
+        sys.exit(
+            f"nest-ssl: {error}: too little memory to load it. Is it limited ('ulimit -v' prints the limit in kB)?"
+        )
 
 
 def _on_interrupt(number: int, frame: FrameType | None) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
+import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 SHARDS_INDEX, SHARDS_REST = ".metadata", "rest.pt"
 """A checkpoint of sharded weights (`trainer.strategy=fsdp`) is a folder of shards, with torch's index of the tensors in
@@ -32,23 +34,66 @@ def replacing(path: str | Path, *, sync: bool = True) -> Iterator[IO[bytes]]:
         with open(path, "wb", opener=_open_at_once) as file:
             yield file
         return
-    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
-    try:
+    with _temporary(path) as temporary:
         with temporary.open("xb") as file:  # permissions follow the user's umask
             yield file
             file.flush()
             if sync:
                 os.fsync(file.fileno())
         os.replace(temporary, path)
+
+
+@contextlib.contextmanager
+def replacing_in(folder: Path, path: Path) -> Iterator[Path]:
+    """An empty folder whose files, at the end, replace those of the same names in `folder`; other files there stay.
+
+    `path` is what the user asked for: the temporary folder is next to it, and errors name it.
+    """
+    remove_left_over(path)
+    with _temporary(path) as temporary:
+        temporary.mkdir()
+        yield temporary
+        new = {part: folder / part.relative_to(temporary) for part in sorted(temporary.rglob("*"))}
+        for part, target in new.items():  # before the first one is in place
+            if target.exists() and target.is_dir() != part.is_dir():
+                raise ValueError(f"{target}: is {'' if target.is_dir() else 'not '}a folder. Move it away.")
+        for part, target in new.items():
+            if part.is_file():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(part, target)
+        remove(temporary)
+
+
+@contextlib.contextmanager
+def _temporary(path: Path) -> Iterator[Path]:
+    """A new name next to `path`. If something goes wrong, what has it is removed, and errors name `path`."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
+    try:
+        yield temporary
     except BaseException as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # of two errors the first is the one to be told
+            remove(temporary)
         if not isinstance(error, OSError):
             raise
-        if error.errno is None:  # numpy's, which only counts what was written
+        if error.errno is None:  # numpy's and safetensors', which have only words
             raise OSError(f"{path}: cannot be written: {error}. Is there space on the disk?") from error
-        if error.filename in (None, str(temporary)):
+        if error.filename is None or str(error.filename).startswith(str(temporary)):
             error.filename = str(path)  # the file that the user knows; a write to a full disk names none
         raise
+
+
+def remove_left_over(path: Path, *, inside: bool = False) -> None:
+    """Delete what killed processes have left of writing `path`, or files `inside` it; names have their numbers."""
+    pattern = ".*-*.tmp" if inside else f".{glob.escape(path.name)}.*-*.tmp"
+    for left_over in path.rglob(pattern) if inside else path.parent.glob(pattern):
+        pid = left_over.name.split(".")[-2].partition("-")[0]
+        try:
+            if os.name == "posix" and pid.isdecimal():
+                os.kill(int(pid), 0)  # PermissionError: it lives, and is another user's
+        except ProcessLookupError:
+            remove(left_over)
+        except (PermissionError, OverflowError):
+            continue
 
 
 def _open_at_once(path: str, flags: int) -> int:
@@ -81,6 +126,16 @@ def replace_text(path: str | Path, text: str, *, sync: bool = True) -> None:
     """Write `text` as the whole content of `path`, in UTF-8; what cannot be encoded, of odd file names, as escapes."""
     with replacing(path, sync=sync) as file:
         file.write(text.encode(errors="backslashreplace"))
+
+
+def read_json(path: Path, use: Callable[[Any], Any]) -> Any:
+    """What `use` makes of the content of a JSON file; ValueError, which names the file, where it cannot."""
+    try:
+        return use(json.loads(path.read_bytes()))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(
+            f"{path}: is damaged ({type(error).__name__}: {error}). Delete it, or move it away."
+        ) from error
 
 
 def give_second_name(path: Path, second: Path, *, keeps_before: bool = False) -> bool:

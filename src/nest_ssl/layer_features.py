@@ -51,6 +51,7 @@ class FeatureExtractor:
         """
         self.device = find_device(device)
         model = checkpoint if isinstance(checkpoint, EncDecMaskedTokenPredModel) else load(checkpoint)
+        self.name = type(model).__name__ if model is checkpoint else str(checkpoint)
         self.layers = parse_layers(layers, model.encoder.n_layers)
         self.aggregation, self.weights = check_aggregation(aggregation, weights, len(self.layers))
         if precision not in PRECISIONS:

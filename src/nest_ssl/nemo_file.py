@@ -28,7 +28,7 @@ from torch import Tensor
 from nest_ssl._version import __version__
 from nest_ssl.config import ModelConfig
 from nest_ssl.config.targets import SECTIONS, nemo_target
-from nest_ssl.files import SHARDS_INDEX, SHARDS_REST, replacing
+from nest_ssl.files import SHARDS_INDEX, SHARDS_REST, remove_left_over, replacing
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def read_nemo(path: str | Path, map_location: Any = "cpu") -> NemoFile:
     path = Path(path)
     check_is_file(path)
     with (
-        _as_checkpoint_errors(path, "not a readable .nemo file"),
+        as_checkpoint_errors(path, "not a readable .nemo file"),
         tarfile.open(path, "r:gz" if _is_gzip(path) else "r:") as archive,
     ):
         members = _checked_members(path, archive)
@@ -89,6 +89,7 @@ def write_nemo(path: str | Path, config: Mapping[str, Any], weights: Mapping[str
     torch.save({name: tensor.detach().cpu() for name, tensor in weights.items()}, buffer)
     text = yaml.safe_dump(dict(config), sort_keys=False).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
+    remove_left_over(path)
     with replacing(path) as file, tarfile.open(fileobj=file, mode="w") as archive:
         for name, data in ((CONFIG_NAME, text), (WEIGHTS_NAME, buffer.getbuffer())):
             info = tarfile.TarInfo(f"./{name}")
@@ -123,7 +124,7 @@ def check_is_file(path: Path) -> None:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be opened: {one_line(error)}.") from error
     if not stat.S_ISREG(mode):
-        raise CheckpointError(f"{path}: is {'a folder' if stat.S_ISDIR(mode) else 'not a regular file'}.")
+        raise CheckpointError(f"{path}: is {'a folder, not a file' if stat.S_ISDIR(mode) else 'not a regular file'}.")
 
 
 def check_weights(weights: object, where: str) -> dict[str, Tensor]:
@@ -152,10 +153,12 @@ def check_fit(model: torch.nn.Module, weights: dict[str, Tensor], where: str, *,
     missing = sorted(own.keys() - weights.keys())
     unexpected = sorted(weights.keys() - own.keys())
     if missing or unexpected:
-        message = (
-            f"{where}: {len(missing)} parameters are missing and {len(unexpected)} are unexpected.\n"
-            f"{_listing([f'missing: {k}' for k in missing] + [f'unexpected: {k}' for k in unexpected])}"
-        )
+        listings = [
+            _listing([f"missing: {k}" for k in missing], 3),
+            _listing([f"unexpected: {k}" for k in unexpected], 3),
+        ]
+        counts = f"{len(missing)} parameters are missing and {len(unexpected)} are unexpected"
+        message = "\n".join([f"{where}: {counts}.", *filter(None, listings)])
         if strict:
             raise CheckpointError(message)
         log.warning(message)
@@ -187,7 +190,8 @@ def check_features(weights: Mapping[str, Tensor], own: Mapping[str, Tensor], whe
     """Refuse another window or other mel filters than those of the configuration, which `own` has."""
     for end, keys in GIVEN.items():
         for name in sorted(name for name in weights.keys() & own.keys() if name.endswith(end)):
-            if not torch.allclose(weights[name].cpu().float(), own[name].cpu(), rtol=1e-3, atol=1e-5):
+            rtol = max(1e-3, torch.finfo(weights[name].dtype).eps)  # bfloat16 has three digits
+            if not torch.allclose(weights[name].cpu().float(), own[name].cpu(), rtol=rtol, atol=1e-5):
                 raise CheckpointError(f"{where}: its {name} is not what the configuration gives: another {keys}?")
 
 
@@ -204,7 +208,7 @@ def one_line(error: BaseException, most: int = 300) -> str:
         return "it contains more than tensors and plain values, or is something else altogether"
     if "PytorchStreamReader" in str(error):
         return "it is cut off or damaged"
-    if "mmap can only be used" in str(error):
+    if "mmap can only be used" in str(error) or "inline_container" in str(error):
         return "it is something else"
     return " ".join(str(error).split())[:most] or type(error).__name__
 
@@ -275,14 +279,10 @@ def _read_config(path: Path, archive: tarfile.TarFile, member: tarfile.TarInfo) 
     data = file.read()
     if member.pax_headers.get(CONFIG_CHECKSUM) not in (None, f"{zlib.crc32(data):08x}"):
         raise CheckpointError(f"{path}: is damaged: its {CONFIG_NAME} fails its checksum. Use another copy of it.")
-    try:
+    with as_checkpoint_errors(path, f"its {CONFIG_NAME} is not valid yaml"):
         text = data.decode()  # yaml would also take UTF-16, and find resolvers in it that were not looked for
         refuse_resolvers(text, f"{path}: its {CONFIG_NAME}")
         config = yaml.load(text, Loader=_StrictLoader)
-    except CheckpointError:
-        raise
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date such as 2001-99-99
-        raise CheckpointError(f"{path}: its {CONFIG_NAME} is not valid yaml: {one_line(error)}") from error
     if not isinstance(config, dict):
         raise CheckpointError(f"{path}: its {CONFIG_NAME} is not a mapping.")
     return config
@@ -326,12 +326,8 @@ def _read_weights(
     assert file is not None
     # Each seek in a compressed stream starts from the beginning: keep it in memory instead.
     seekable: IO[bytes] = io.BytesIO(file.read()) if _is_gzip(path) else file
-    try:
+    with as_checkpoint_errors(path, f"its {WEIGHTS_NAME} cannot be read as weights"):
         weights = read_weights(seekable, f"{path}: its {WEIGHTS_NAME}", map_location)
-    except CheckpointError:
-        raise
-    except Exception as error:
-        raise CheckpointError(f"{path}: its {WEIGHTS_NAME} cannot be read as weights: {one_line(error)}") from error
     return check_weights(weights, f"{path}: its {WEIGHTS_NAME}")
 
 
@@ -341,14 +337,14 @@ def _is_gzip(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _as_checkpoint_errors(path: Path, what: str) -> Iterator[None]:
-    """Turn whatever goes wrong while reading into one clear error that names the file."""
+def as_checkpoint_errors(path: Path, what: str) -> Iterator[None]:
+    """Turn whatever a damaged file makes torch, tar and yaml stumble over into one clear error that names the file."""
     try:
         yield
     except CheckpointError:
         raise
-    except (OSError, EOFError, ValueError, OverflowError, tarfile.TarError, zlib.error) as error:
-        reason = "it is empty" if path.stat().st_size == 0 else one_line(error)
+    except Exception as error:
+        reason = "it is empty" if path.is_file() and path.stat().st_size == 0 else one_line(error)
         raise CheckpointError(f"{path}: {what}: {reason}.") from error
 
 
@@ -387,13 +383,8 @@ def read_rest(folder: Path) -> dict[str, Any]:
     """Read all of a checkpoint in shards but the tensors in the shards."""
     path = folder / SHARDS_REST
     check_is_file(path)
-    try:
-        with path.open("rb") as file:
-            content: dict[str, Any] = read_weights(file, str(path))
-    except CheckpointError:
-        raise
-    except Exception as error:
-        raise CheckpointError(f"{path}: not a readable training checkpoint: {one_line(error)}") from error
+    with as_checkpoint_errors(path, "not a readable training checkpoint"), path.open("rb") as file:
+        content: dict[str, Any] = read_weights(file, str(path))
     return content
 
 
@@ -426,10 +417,8 @@ def read_sharded(folder: Path, empty: Empty | None = None, *, only: str = "") ->
             shard.seek(place.offset)
             where = f"{folder / place.relative_path}: {item.storage_index.fqn}"
             check_archive(io.BytesIO(shard.read(place.length)), where)
-    try:
+    with as_checkpoint_errors(folder, "is damaged"):  # torch looks at more of an archive than its checksums cover
         reader.read_data(plan, planner).wait()
-    except RuntimeError as error:  # torch looks at more of an archive than its checksums cover
-        raise CheckpointError(f"{folder}: is damaged: {one_line(error)}") from error
     saves = {int(tensors.pop(name)) for name in list(tensors) if name.startswith(f"{SAVE}.")}
     if saves != ({content.pop(SAVE)} if SAVE in content else set()):  # older ones have none
         raise CheckpointError(f"{folder}: is damaged: its parts are of different saves.")
@@ -451,15 +440,13 @@ def read_index(folder: Path) -> Any:
     """Read the index of a checkpoint in shards, and check that the folder contains what it lists."""
     path = folder / SHARDS_INDEX
     check_is_file(path)
-    try:
+    with as_checkpoint_errors(path, "not a readable index of shards"):
         with path.open("rb") as file:
             index = _IndexUnpickler(file).load()
         stored = {info.relative_path: 0 for info in index.storage_data.values()}
         for info in index.storage_data.values():
             stored[info.relative_path] = max(stored[info.relative_path], info.offset + info.length)
         sizes = [about.size.numel() * about.properties.dtype.itemsize for about in index.state_dict_metadata.values()]
-    except Exception as error:
-        raise CheckpointError(f"{path}: not a readable index of shards: {one_line(error)}") from error
     for name, num_bytes in stored.items():
         shard = folder / name
         if Path(name).name != name or not shard.is_file() or shard.stat().st_size < num_bytes:

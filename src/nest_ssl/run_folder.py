@@ -41,6 +41,7 @@ REPORT = "report.html"
 INCIDENTS = "incidents"
 WATCHDOG = "watchdog"
 LOCK = ".lock"
+OWN_NAMES = (CHECKPOINTS, SAVED, METRICS, HPARAMS, COMMIT, REPORT, INCIDENTS, WATCHDOG, LOCK)
 
 
 def parse_hparams(text: str) -> Any:

@@ -71,6 +71,7 @@ def test_slurm_ranks_are_monitored_and_stop_together(lab: Lab, whole: Path) -> N
     for run in runs:
         run.wait()
         assert run.returncode == 75, run.stderr[-4000:]
+    for run in runs:  # a monitor stays until the last rank has ended
         check_nothing_left(run)
     resumed = lab.start().wait()
     assert resumed.returncode == 0, resumed.stderr[-4000:]
@@ -89,6 +90,7 @@ def test_the_first_of_two_nodes_names_the_stalled_rank(lab: Lab, whole: Path, ra
     for run in runs:
         run.wait()
         assert run.returncode == 75, run.stderr[-4000:]
+    for run in runs:  # a monitor stays until the last rank has ended
         check_nothing_left(run)
     incident = runs[0].incident
     assert incident["ranks"] == [rank]
@@ -109,6 +111,7 @@ def test_two_nodes_stop_together(lab: Lab, whole: Path) -> None:
     for run in runs:
         run.wait()
         assert run.returncode == 75, run.stderr[-4000:]
+    for run in runs:  # a monitor stays until the last rank has ended
         check_nothing_left(run)
     saved = torch.load(runs[0].run_dir / "checkpoints" / "last.ckpt", map_location="meta", weights_only=True)
     check_stopped_as_agreed(runs[0], saved)

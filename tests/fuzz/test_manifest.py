@@ -80,12 +80,17 @@ def test_any_file_is_read_to_its_last_line_or_refused_with_the_line(
 @examples(60)
 @given(contents, st.sampled_from([".jsonl", ".txt"]), st.booleans())
 @example(b"good.wav\na\0b.wav\n", ".txt", True)
+@example(b"\xff\xfe{}", ".jsonl", False)
 def test_prepare_counts_every_line_as_good_or_bad_and_training_reads_what_it_wrote(
     folder: Path, content: bytes, suffix: str, decode: bool
 ) -> None:
     source, output = folder / f"in{suffix}", folder / "out.jsonl"
     source.write_bytes(content)
     progress, error = outcome(lambda: prepare_manifest(source, output, decode=decode, restart=True), ValueError)
+    if progress is None and "contains no usable audio" in str(error):
+        reasons = [json.loads(line)["reason"] for line in bad_path(output).read_bytes().splitlines()]
+        assert f": {reasons[0]}. " in str(error)
+        return
     if progress is None:
         assert str(error).startswith(f"{source}: not text")
         return

@@ -187,7 +187,8 @@ def test_train_py_trains_like_the_command(corpus: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_that_diverges_ends_with_a_message(corpus: Path, tmp_path: Path) -> None:
-    done = run([*arguments(corpus, tmp_path, "run"), "model.optim.lr=1e30", "trainer.max_steps=40"])
+    explodes = ("model.optim.lr=1000", "model.optim.weight_decay=1e6", "trainer.max_steps=40")  # weights × -1e9 a step
+    done = run([*arguments(corpus, tmp_path, "run"), *explodes])
     assert done.returncode == 1
     assert "the loss is not finite; every rank skips this step. Files of the batch: " in done.stderr
     assert "no finite gradient for 20 steps in a row; training has diverged. Lower model.optim.lr" in done.stderr

@@ -2,13 +2,25 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
-from nest_ssl.files import give_second_name, put_in_place, remove, replace_text, replacing
+from nest_ssl.files import (
+    give_second_name,
+    put_in_place,
+    read_json,
+    remove,
+    remove_left_over,
+    replace_text,
+    replacing,
+    replacing_in,
+)
 
 
 def test_a_file_appears_only_when_it_is_complete(tmp_path: Path) -> None:
@@ -145,3 +157,79 @@ def test_a_name_that_is_not_utf8_is_written_as_an_escape(tmp_path: Path) -> None
 def test_a_full_disk_is_reported_with_the_file_that_was_asked_for(tmp_path: Path, error: OSError, shown: str) -> None:
     with pytest.raises(OSError, match=shown), replacing(tmp_path / "model.nemo"):
         raise error
+
+
+WRITING_FOR_EVER = """
+import sys, time
+from pathlib import Path
+from nest_ssl.files import replacing, replacing_in
+path = Path(sys.argv[1])
+with replacing(path) as file, replacing_in(path.parent, path) as folder:
+    (folder / "half").touch()
+    print("begun", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_what_a_killed_process_has_left_is_removed_and_what_a_living_one_writes_is_not(
+    tmp_path: Path, inside: bool
+) -> None:
+    path = tmp_path / "a[1].nemo"
+    with subprocess.Popen([sys.executable, "-c", WRITING_FOR_EVER, str(path)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        remove_left_over(path)
+        assert len(os.listdir(tmp_path)) == 2
+        process.send_signal(signal.SIGKILL)
+    remove_left_over(tmp_path if inside else path, inside=inside)
+    assert os.listdir(tmp_path) == []
+
+
+def test_new_files_of_a_folder_take_the_places_of_old_ones_and_others_stay(tmp_path: Path) -> None:
+    folder = tmp_path / "out"
+    (folder / "ctc").mkdir(parents=True)
+    for name in ("README.md", "config.json", "ctc/config.json"):
+        (folder / name).write_text("old")
+
+    def write_half() -> None:
+        with replacing_in(folder, folder) as new:
+            (new / "config.json").write_text("new")
+            raise OSError(errno.ENOSPC, "No space left on device", str(new / "model.safetensors"))
+
+    with pytest.raises(OSError, match="No space left on device: '.*/out'"):
+        write_half()
+    assert (folder / "config.json").read_text() == "old"
+
+    def write_a_file_named_ctc() -> None:
+        with replacing_in(folder, folder) as new:
+            (new / "config.json").write_text("new")
+            (new / "ctc").touch()
+
+    with pytest.raises(ValueError, match=r"out/ctc: is a folder\. Move it away"):
+        write_a_file_named_ctc()
+    assert (folder / "config.json").read_text() == "old"
+    with replacing_in(folder, folder) as new:
+        (new / "ctc").mkdir()
+        (new / "config.json").write_text("new")
+        (new / "ctc" / "config.json").write_text("new")
+    assert [(folder / name).read_text() for name in ("README.md", "config.json", "ctc/config.json")] == [
+        *("old", "new", "new")
+    ]
+    assert os.listdir(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("text", ["", '{"step": "two"}', "[1]", "{}", '{"a":' * 100_000, "\x80"])
+def test_json_that_cannot_be_used_is_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "status.json"
+    path.write_bytes(text.encode("latin1"))
+    with pytest.raises(ValueError, match=r"status\.json: is damaged \(\w+: .*\)\. Delete it"):
+        read_json(path, lambda content: int(content["step"]))
+    path.write_text('{"step": 2, "more": 3}')
+    assert read_json(path, lambda content: int(content["step"])) == 2
+
+
+def test_a_name_too_long_for_a_temporary_file_is_reported_as_the_user_gave_it(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 250)
+    with pytest.raises(OSError, match=r"File name too long: '.*/x{250}'$"), replacing(path):
+        pass

@@ -36,3 +36,37 @@ def test_an_interrupt_during_an_import_ends_the_program_without_a_traceback(modu
 def test_the_installed_command_starts_where_interrupts_are_handled() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     assert project["scripts"]["nest-ssl"] == "nest_ssl.__main__:main"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("words", [["--version"], ["info", "nest_fast-conformer"]])
+def test_words_that_cannot_be_printed_are_an_error_in_one_line(words: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "nest_ssl", *words]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("nest-ssl: st")
+    assert done.stderr.count("\n") == 1
+
+
+NO_MEMORY = """
+import sys
+
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == "torch":
+            raise ImportError("libtorch_cpu.so: failed to map segment from shared object")
+
+sys.meta_path.insert(0, Finder())
+from nest_ssl.__main__ import main
+sys.argv = ["nest-ssl", "info", "nowhere.nemo"]
+main()
+"""
+
+
+def test_too_little_memory_to_load_torch_is_one_line() -> None:
+    done = subprocess.run([sys.executable, "-c", NO_MEMORY], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("nest-ssl: libtorch_cpu.so: failed to map segment")
+    assert "ulimit -v" in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -179,8 +179,8 @@ def test_a_truncated_file_gives_one_error_that_names_it(
     [
         (b"", "it is empty"),
         (b"hello", "not a readable .nemo file"),
-        (b"PK\x03\x04" + bytes(1000), "not a readable .nemo file"),
-        (os.urandom(100_000), "not a readable .nemo file"),
+        (b"PK\x03\x04" + bytes(1000), "not a readable training checkpoint"),
+        (bytes(range(1, 100)) * 1000, "not a readable .nemo file"),
     ],
 )
 def test_a_foreign_file_gives_one_error_that_names_it(tmp_path: Path, content: bytes, words: str) -> None:
@@ -298,6 +298,9 @@ def test_an_18_layer_checkpoint_does_not_load_into_17_layers(tmp_path: Path) -> 
     with pytest.raises(CheckpointError, match=r"missing: encoder\.layers\.3"):
         load(path)
     assert load(path, strict=False).encoder.n_layers == 4
+    write_nemo(path, config, {f"module.{name}": value for name, value in deep.state_dict().items()})
+    with pytest.raises(CheckpointError, match=r"(?s)missing: .*unexpected: module\."):  # as DDP names them
+        load(path)
 
 
 def test_other_shapes_are_listed(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def open_stream(source: str | Path | bytes, name: str) -> Iterator[tuple[Any, An
                 if stream.codec_context is None:
                     raise CannotDecodeError("unknown encoding")
                 yield container, stream
-        except av.error.FFmpegError as error:
+        except (av.error.FFmpegError, OSError) as error:  # OSError: a seek to where a broken header points
             raise CannotDecodeError(error.strerror) from None
 
 
@@ -94,7 +94,11 @@ def _decoded(container: Any, stream: Any, offset_s: float) -> Iterator[tuple[int
     for number, frame in enumerate(container.decode(stream)):
         if seeks and number == 0 and frame.pts is not None:
             position = round(float((frame.pts - (stream.start_time or 0)) * stream.time_base) * rate)
-        for converted in to_float.resample(frame):
+        try:
+            all_converted = to_float.resample(frame)
+        except ValueError:  # a broadcast that was recorded, or files that were joined
+            raise CannotDecodeError("its sample rate or channels change in the middle") from None
+        for converted in all_converted:
             block_NC = converted.to_ndarray().reshape(-1, converted.layout.nb_channels)
             yield position, block_NC
             position += len(block_NC)

@@ -30,6 +30,9 @@ FLOAT_SUBTYPES = ("FLOAT", "DOUBLE")
 MAX_FRAMES_AT_ONCE = 1 << 26
 """70 minutes at 16 kHz. A header can claim any length, so longer files are read in pieces of this size."""
 BLOCK_FRAMES = 1 << 20
+NOT_UTF8 = "its name is not UTF-8" + (
+    "" if sys.getfilesystemencoding() == "utf-8" else "; nor is the locale: PYTHONUTF8=1 may help"
+)
 MAX_SAMPLE = 2.0**31
 """No audio is louder, not even 32-bit integers taken for floats. The features of 1e30 would be infinite."""
 
@@ -233,8 +236,7 @@ def _open_sound(source: str | Path | bytes, name: str) -> Any:
         reason = "format not recognised" if error.code in (1, 7) else error.error_string.rstrip(".")
         raise CannotOpenError(reason) from None
     except UnicodeEncodeError:
-        ascii_only = "; nor is the locale: PYTHONUTF8=1 may help" if sys.getfilesystemencoding() != "utf-8" else ""
-        raise AudioError(name, f"its name is not UTF-8{ascii_only}") from None
+        raise AudioError(name, NOT_UTF8) from None
     except TypeError:  # soundfile's answer to a name in .raw: it requires rate and channels as arguments
         raise CannotOpenError("raw samples without a header") from None
     if sound.frames >= np.iinfo(np.int64).max:  # FLAC written to a pipe; libsndfile cannot read it to its end

@@ -9,7 +9,7 @@ from pathlib import Path
 from nest_ssl.checkpoint.huggingface import CTC_FOLDER, export_huggingface
 from nest_ssl.checkpoint.onnx_file import export_onnx
 from nest_ssl.checkpoint.read import CHECKSUM_KEY, CONFIG_KEY, checksum, load
-from nest_ssl.files import replacing
+from nest_ssl.files import remove_left_over, replacing
 from nest_ssl.model import EncDecMaskedTokenPredModel
 from nest_ssl.nemo_file import CheckpointError, nemo_config
 
@@ -70,5 +70,6 @@ def write_safetensors(model: EncDecMaskedTokenPredModel, path: Path) -> None:
     weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in model.state_dict().items()}
     config = json.dumps(nemo_config(model.cfg, type(model).__name__))
     metadata = {"format": "pt", CONFIG_KEY: config, CHECKSUM_KEY: checksum(weights, config)}
+    remove_left_over(path)
     with replacing(path) as file:
         file.write(save(weights, metadata=metadata))

@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from nest_ssl.config.encoder import EncoderConfig
 from nest_ssl.config.model import PreprocessorConfig
-from nest_ssl.files import replace_text
+from nest_ssl.files import replace_text, replacing_in
 from nest_ssl.model import EncDecMaskedTokenPredModel
 
 CTC_FOLDER = "ctc"
@@ -48,19 +49,20 @@ def export_huggingface(model: EncDecMaskedTokenPredModel, folder: Path) -> None:
         raise ValueError(f"transformers' ParakeetEncoder cannot express this model:\n{listing}")
     config = encoder_config(model)
     settings = feature_extractor_settings(model.cfg.preprocessor)
-    with _quiet_transformers():
+    with replacing_in(folder, folder) as new, _saving(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # the head of the CTC model is random: the same in every export
         encoder = parakeet.ParakeetEncoder(parakeet.ParakeetEncoderConfig(**config))
         encoder.load_state_dict(encoder_weights(model))
-        encoder.save_pretrained(folder)
+        encoder.save_pretrained(new)
         ctc = parakeet.ParakeetForCTC(
             parakeet.ParakeetCTCConfig(
                 vocab_size=len(CTC_CHARACTERS) + 1, pad_token_id=len(CTC_CHARACTERS), encoder_config=config
             )
         )
         ctc.encoder.load_state_dict(encoder.state_dict())
-        ctc.save_pretrained(folder / CTC_FOLDER)
-    for where in (folder, folder / CTC_FOLDER):
-        replace_text(where / FEATURE_EXTRACTOR, json.dumps(settings, indent=2) + "\n")
+        ctc.save_pretrained(new / CTC_FOLDER)
+        for where in (new, new / CTC_FOLDER):
+            replace_text(where / FEATURE_EXTRACTOR, json.dumps(settings, indent=2) + "\n")
 
 
 CTC_CHARACTERS = " abcdefghijklmnopqrstuvwxyz'"
@@ -180,14 +182,17 @@ def _parakeet() -> Any:
 
 
 @contextlib.contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """Hide the progress bars that transformers shows for writing a file."""
+def _saving() -> Iterator[None]:
+    """Hide transformers' progress bars; make safetensors' own error, for a full disk, one of the system."""
+    from safetensors import SafetensorError
     from transformers.utils import logging
 
     was_on = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         yield
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
     finally:
         if was_on:
             logging.enable_progress_bar()

@@ -107,10 +107,23 @@ def _initialize(model: nn.Module, key: str, name: str, options: dict[str, Any]) 
     result.not_in_source = sorted(own.keys() - weights.keys())
     result.loaded += chosen
     if not chosen:
-        raise CheckpointError(f"{key}: nothing in {path} fits the model.\n{describe(result)}")
+        chosen_by = f" with include {include} and exclude {exclude}" if result.excluded else ""
+        raise CheckpointError(f"{key}: nothing in {path}{chosen_by} fits the model.\n{describe(result)}")
+    _check_encoder_fits(key, result, weights, own)
     check_values(chosen, own, str(path))
     model.load_state_dict(chosen, strict=False)
     return result
+
+
+def _check_encoder_fits(key: str, found: Initialized, weights: dict[str, Tensor], own: dict[str, Tensor]) -> None:
+    """Refuse an encoder of another width: most of it would start at random, which nobody asks for by naming a file."""
+    loaded, other = ([name for name in names if name[:8] == "encoder."] for names in (found.loaded, found.other_shape))
+    if sum(own[name].numel() for name in other) > sum(own[name].numel() for name in loaded):
+        raise CheckpointError(
+            f"{key}: {found.source}: most of its encoder has other shapes than the model's: {other[0]} has "
+            f"{[*weights[other[0]].shape]}, not {[*own[other[0]].shape]}. Use its sizes ('nest-ssl info' shows them), "
+            f"or leave out what does not fit: '{key}={{a: {{path: {found.source}, exclude: [encoder.layers, …]}}}}'."
+        )
 
 
 def _list(key: str, value: Any) -> list[str]:
@@ -124,6 +137,8 @@ def _local_path(key: str, name: str) -> Path:
     path = Path(name).expanduser()
     if is_checkpoint(path):
         return path
+    if path.exists():
+        raise CheckpointError(f"{key}: {path}: is not a model file. Give a .nemo, .ckpt or .safetensors file.")
     if key != "init_from_pretrained_model":
         raise CheckpointError(f"{key}: {path}: no such file.")
     return hub_file(name)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from nest_ssl.files import replacing_in
 from nest_ssl.model import EncDecMaskedTokenPredModel
 from nest_ssl.modules import ConformerEncoder
 
@@ -49,13 +49,11 @@ def export_onnx(model: EncDecMaskedTokenPredModel, path: Path) -> float:
     """
     _need_onnx()
     encoder, num_mels = _Encoder(model.encoder).eval(), model.cfg.encoder.feat_in
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-        _write_graph(encoder, num_mels, Path(folder) / path.name)
-        difference = _largest_difference(model.encoder, num_mels, Path(folder) / path.name)
+    with replacing_in(path.parent, path) as folder:
+        _write_graph(encoder, num_mels, folder / path.name)
+        difference = _largest_difference(model.encoder, num_mels, folder / path.name)
         if not difference <= TOLERANCE:
             raise RuntimeError(f"{path}: the graph differs from the model by {difference:.2g}; not kept.")
-        for part in sorted(Path(folder).iterdir()):
-            part.replace(path.parent / part.name)
     return difference
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import zlib
 from collections import defaultdict
@@ -22,13 +23,13 @@ from torch import Tensor
 
 from nest_ssl.config import ModelConfig
 from nest_ssl.config.model_section import model_config, model_section
-from nest_ssl.config.parsing import ConfigError
 from nest_ssl.config.targets import TARGETS
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel, EncDecMaskedTokenPredModel
 from nest_ssl.modules import AudioToMelSpectrogramPreprocessor
 from nest_ssl.nemo_file import (
     CheckpointError,
     NemoFile,
+    as_checkpoint_errors,
     check_features,
     check_fit,
     check_is_file,
@@ -143,10 +144,17 @@ def model_without_storage(path: Path, kind: type[ModelType], cfg: ModelConfig) -
 
 
 def read_checkpoint(path: Path, map_location: Any = "cpu") -> NemoFile:
-    """Configuration and weights of a `.nemo`, `.ckpt` or `.safetensors` file."""
-    if path.suffix == ".safetensors":
+    """Configuration and weights of a `.nemo`, `.ckpt` or `.safetensors` file, whatever its name: users rename them."""
+    if path.suffix == ".ckpt" and os.path.isdir(path):  # in shards
+        return _read_ckpt(path, map_location)
+    check_is_file(path)
+    with path.open("rb") as file:
+        start = file.read(9)
+    if start[8:] == b"{" or (path.suffix == ".safetensors" and len(start) < 9):  # after the length of its header
         return _read_safetensors(path, map_location)
-    return _read_ckpt(path, map_location) if path.suffix == ".ckpt" else read_nemo(path, map_location)
+    if start.startswith((b"PK", b"\x80")) or path.suffix == ".ckpt":  # a zip, or a pickle
+        return _read_ckpt(path, map_location)
+    return read_nemo(path, map_location)
 
 
 def model_class(path: Path, config: dict[str, Any]) -> type[EncDecMaskedTokenPredModel]:
@@ -162,18 +170,12 @@ def model_class(path: Path, config: dict[str, Any]) -> type[EncDecMaskedTokenPre
 
 def _read_ckpt(path: Path, map_location: Any) -> NemoFile:
     """A Lightning checkpoint of ours or NeMo's: `state_dict`, and the configuration under `hyper_parameters`."""
-    if not path.is_dir():
-        check_is_file(path)
-    try:
+    with as_checkpoint_errors(path, "not a readable training checkpoint"):
         if path.is_dir():
             content: Any = read_sharded(path, only="state_dict.")
         else:
             with path.open("rb") as file, torch.serialization.safe_globals(_CKPT_GLOBALS):
                 content = read_weights(file, str(path), map_location)
-    except CheckpointError:
-        raise
-    except Exception as error:
-        raise CheckpointError(f"{path}: not a readable training checkpoint: {one_line(error)}") from error
     if not isinstance(content, dict) or "state_dict" not in content:
         raise CheckpointError(f"{path}: not a training checkpoint: it has no state_dict.")
     parameters = content.get("hyper_parameters") or {}
@@ -182,10 +184,8 @@ def _read_ckpt(path: Path, map_location: Any) -> NemoFile:
         raise CheckpointError(f"{path}: has no model configuration under hyper_parameters.")
     plain = OmegaConf.to_container(config, resolve=False) if isinstance(config, DictConfig) else config
     refuse_resolvers(plain, f"{path}: its configuration")
-    try:
+    with as_checkpoint_errors(path, "its configuration cannot be used"):
         section = model_section(config)
-    except ConfigError as error:
-        raise CheckpointError(f"{path}: its configuration cannot be used: {error}") from error
     weights = check_weights(content["state_dict"], f"{path}: its state_dict")
     if path.is_dir():
         weights = {name: value.to(map_location) for name, value in weights.items()}
@@ -194,19 +194,16 @@ def _read_ckpt(path: Path, map_location: Any) -> NemoFile:
 
 def _read_safetensors(path: Path, map_location: Any = "cpu") -> NemoFile:
     """Configuration and weights of a file written by `nest-ssl export`."""
-    check_is_file(path)
     try:
-        from safetensors import SafetensorError, safe_open
+        from safetensors import safe_open
     except ImportError as error:
         raise CheckpointError(f"{path}: needs safetensors. Install nest-ssl[hf].") from error
-    try:
+    with as_checkpoint_errors(path, "not a readable .safetensors file"):
         with safe_open(path, framework="pt", device=str(map_location)) as file:
             metadata = file.metadata() or {}
             text = metadata.get(CONFIG_KEY)
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         config = json.loads(text, object_pairs_hook=_section) if text else None
-    except (SafetensorError, OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path}: not a readable .safetensors file: {one_line(error)}") from error
     if not isinstance(config, dict):
         raise CheckpointError(
             f"{path}: contains weights but no NEST configuration. "

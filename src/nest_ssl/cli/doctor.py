@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import zipfile
 from pathlib import Path
 
 import typer
@@ -55,7 +56,9 @@ def _run(run_dir: Path, follow: bool) -> None:
         console.print(_ranks(state))
     for incident in state.incidents:
         console.print(f"{incident['time']}\n{incident['text']}\n")
-    console.print(f"newest checkpoint: {state.checkpoint or 'none'}")
+    path = state.checkpoint
+    is_cut = path is not None and path.is_file() and not zipfile.is_zipfile(path)
+    console.print(f"newest checkpoint: {path or 'none'}{', damaged: a resume takes an older one' if is_cut else ''}")
     if state.nodes and not state.is_alive and state.verdict != "finished":
         console.print(f"to resume: {state.nodes[0].resume_command}", soft_wrap=True)
 

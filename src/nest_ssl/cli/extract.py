@@ -109,7 +109,7 @@ def _parse_weights(text: str, layers: str) -> list[float]:
         try:
             results = json.loads(Path(text).read_text())
             weights, probed = [float(weight) for weight in results["layer_weights"]], list(results["layers"])
-        except (ValueError, KeyError, TypeError, OverflowError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             raise ValueError(f"--weights {text}: has no 'layer_weights' as written by nest-ssl probe.") from error
         named = ",".join(map(str, probed))
         if layers != named and not (layers == "all" and probed == list(range(len(probed)))):

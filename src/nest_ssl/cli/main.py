@@ -23,7 +23,7 @@ from nest_ssl.cli.probe import probe
 from nest_ssl.cli.report import report
 from nest_ssl.cli.verify import verify
 from nest_ssl.config.checks import local_paths, log_to_terminal
-from nest_ssl.watchdog.system import open_missing_streams
+from nest_ssl.watchdog.system import drop_stdout, open_missing_streams
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 app.command()(prepare)
@@ -68,11 +68,27 @@ def main(arguments: list[str] | None = None) -> None:
         if logging.getLogger().isEnabledFor(logging.DEBUG):
             raise
         say(f"nest-ssl: {_in_words(error)}", file=sys.stderr)
-        sys.exit(1)
+        _end(1)
+    except SystemExit as end:
+        _end(end.code)
+
+
+def _end(code: int | str | None) -> None:
+    """End with this code, or with 1 if what was printed is lost."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        drop_stdout()
+        if not code:
+            say(f"nest-ssl: stdout: {error.strerror}", file=sys.stderr)
+            code = 1
+    sys.exit(code)
 
 
 def _in_words(error: Exception) -> str:
     """What an error says, as our own messages do: the file, then the reason; a stream has no name."""
+    if "can't start new thread" in str(error):
+        return f"{error}: the limit of processes is reached ('ulimit -u' prints it). Raise it, or use fewer workers."
     if not isinstance(error, OSError) or not error.strerror:
         return str(error)
     named = error.filename is not None and not isinstance(error.filename, int)

@@ -116,12 +116,10 @@ def _measure(
     say(f"{name}: {progress.num_good:,} utterances, {progress.duration_s / 3600:,.2f} h")
     if progress.num_bad:
         say(f"{bad_path(output) if job is None else name}: {progress.num_bad:,} bad files, with reasons")
-    if job is None and progress.num_good:
+    if job is None:
         limits = Manifest([str(output)], min_duration_s=DEFAULT_LIMITS_S[0], max_duration_s=DEFAULT_LIMITS_S[1])
         if outside := limits.outside_limits():
             say(f"warning: {output}: {outside}", file=sys.stderr)
-    if progress.num_good == 0 and job is None:
-        raise ValueError(f"{source}: contains no usable audio. {bad_path(output)} has the reasons.")
 
 
 def _describe(progress: Progress) -> str:

@@ -68,18 +68,21 @@ def show_result(cfg: NestConfig, run_dir: Path) -> None:
         console.print(f"{name:>12}: {place}", soft_wrap=True)
     if "model" in found:
         console.print("next:")
-        for command in _next_commands(cfg, found["model"]):
+        for command in _next_commands(cfg, run_dir, found["model"]):
             console.print(f"    {command}", soft_wrap=True)
 
 
-def _next_commands(cfg: NestConfig, model: str) -> list[str]:
-    by_steps = cfg.trainer.max_steps > 0
-    longer = f"max_steps={2 * cfg.trainer.max_steps}" if by_steps else f"max_epochs={2 * (cfg.trainer.max_epochs or 1)}"
+def _next_commands(cfg: NestConfig, run_dir: Path, model: str) -> list[str]:
+    from nest_ssl.training.run import resume_overrides
+
+    steps, epochs = cfg.trainer.max_steps, cfg.trainer.max_epochs or 1
+    longer = [f"trainer.max_steps={2 * steps}" if steps > 0 else f"trainer.max_epochs={2 * epochs}"]
     if cfg.trainer.max_time is not None:  # it counts what was trained already
-        longer += " trainer.max_time=null"
+        longer.append("trainer.max_time=null")
+    longer += resume_overrides(cfg, run_dir)
     return [
         f"nest-ssl info {shlex.quote(model)}    # what is in it",
-        f"nest-ssl pretrain … trainer.{longer}    # the same command with this resumes the run",
+        f"nest-ssl pretrain … {shlex.join(longer)}    # the same command with this resumes the run",
         "nest-ssl prepare FOLDER --output train.jsonl    # then the same with your own audio",
     ]
 

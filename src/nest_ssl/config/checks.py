@@ -163,17 +163,6 @@ def quoted(value: object) -> str:
         return short(value)
 
 
-def at_least(key: str, value: float, least: float) -> None:
-    finite(key, value)
-    if value < least:
-        raise ValueError(f"{key}: {value} is less than {least}.")
-
-
-def finite(key: str, value: float) -> None:
-    if not math.isfinite(value):
-        raise ValueError(f"{key}: {value} is not a finite number.")
-
-
 def one_of(key: str, value: object, accepted: Collection[object]) -> None:
     if value not in accepted:
         raise ValueError(f"{key}: {quoted(value)} is not one of {', '.join(map(repr, accepted))}.")
@@ -245,6 +234,10 @@ def stays_inside(key: str, name: str | None) -> None:
         raise ValueError(
             f"{key}: {quoted(name)} is not a name inside the run's folder. Use letters, digits, '-' and '_'."
         )
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{key}: {quoted(name)}: the locale has no such letters. Set PYTHONUTF8=1.") from error
     if any(len(part.encode(errors="replace")) > MOST_NAME_BYTES for part in parts):
         raise ValueError(f"{key}: {short(name)} is longer than {MOST_NAME_BYTES} bytes, too long for names of files.")
 
@@ -265,7 +258,9 @@ def local_paths(key: str, paths: Any) -> None:
 
 
 def plain_path(key: str, path: str | None) -> None:
-    """Refuse `~name/…` where there is no user of that name, and variables that no shell has replaced."""
+    """Refuse `~name/…` where there is no user of that name, and variables that no shell has replaced or known."""
+    if path == "":
+        raise ValueError(f"{key}: is empty. Give a path, or null for none.")
     if path is not None and re.match(r"\$\w|%\w+%|\w+://", path):
         raise ValueError(f"{key}: {quoted(path)} is not a path. Write out what it stands for, or ${{oc.env:NAME}}.")
     if path is not None and path.startswith("~") and os.path.expanduser(path) == path:

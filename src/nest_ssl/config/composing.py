@@ -6,6 +6,7 @@ import functools
 import itertools
 import logging
 import math
+import re
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
@@ -49,11 +50,14 @@ def compose(
     Overrides are Hydra's. A key of the schema needs no `+`; a `+` on an existing key replaces its value.
     """
     folder = yaml_folder() if config_path is None else Path(config_path).expanduser().absolute()
-    name = config_name.removesuffix(".yaml")
-    if not (folder / f"{name}.yaml").is_file():
-        raise ConfigError(
-            f"{folder / name}.yaml: no such file. Packaged configurations: {', '.join(embedded_configs())}."
-        )
+    path = folder / f"{config_name.removesuffix('.yaml')}.yaml"
+    if not path.is_file():
+        there = next((one for one in (Path(config_name), folder) if one.is_file()), None)
+        hint = f"Packaged configurations: {', '.join(embedded_configs())}."
+        if there:
+            hint = f"For {there} use '--config-path {there.parent} --config-name {there.stem}', and the ending .yaml."
+        raise ConfigError(f"{path}: no such file. {hint}")
+    folder, name = path.parent, path.stem  # Hydra would look for what it is based on in the folder of its name
     groups = {path.name for base in (folder, yaml_folder()) for path in base.iterdir() if path.is_dir()}
     listed = _default_groups(folder / f"{name}.yaml")
     given = [_checked(_override(text, groups, listed), text, folder) for text in overrides]
@@ -61,7 +65,10 @@ def compose(
         with hydra.initialize_config_dir(config_dir=str(folder), version_base="1.3"):
             node = hydra.compose(name, overrides=[*given, f"hydra.searchpath=[pkg://{YAML_PACKAGE}]"])
         data = OmegaConf.to_container(node, resolve=True)
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, RecursionError) as error:
+    except RecursionError as error:  # it is not nested too deeply: _default_groups has read it
+        circle = "leads in a circle: a file in its 'defaults:' list is based on itself, or a ${value} is"
+        raise ConfigError(f"{name}.yaml: {circle}. Remove one of its links.") from error
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{name}.yaml: {one_line(error)}") from error
     try:
         return parse(NestConfig, data, unused=unused_keys())
@@ -97,6 +104,8 @@ def _default_groups(path: Path) -> set[str]:
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, OSError, RecursionError) as error:
         raise ConfigError(f"{path}: not a readable yaml file: {one_line(error)}") from error
     assert isinstance(content, dict)
+    if "hydra" in content:
+        log.warning("%s: 'hydra:' has no effect: Hydra only composes the configuration here.", path)
     check_sections(NestConfig, content)
     entries = content.get("defaults") or []
     return {str(group) for entry in entries if isinstance(entry, dict) for group in entry}
@@ -158,4 +167,7 @@ def _override(text: str, groups: set[str], listed: set[str]) -> str:
         return text.lstrip("+") if key in listed else f"+{text.lstrip('+')}"
     if "=" not in text:
         raise ConfigError(f"override {_shown(text)}: expected key=value.")
+    value = text.split("=", 1)[1]
+    if not value.isascii() and re.fullmatch(r"[^\s'\"\\{}\[\](),:=$]+", value):
+        text = f"{key}='{value}'"  # Hydra reads letters other than ASCII only in quotes
     return f"++{text.lstrip('+')}"

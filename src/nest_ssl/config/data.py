@@ -13,7 +13,6 @@ from nest_ssl.config.checks import (
     Range,
     Seed,
     Share,
-    at_least,
     check_ranges,
     known_name,
     local_paths,
@@ -86,7 +85,7 @@ class AugmentorConfig:
         one_of(f"{where}._target_", name, ("SpeakerNoiseAugmentation", "MultiSpeakerNoiseAugmentation"))
         check_ranges(where, self)
         for key in ("r_speech", "r_noise", "mix_rate", "num_segments", "num_speakers"):
-            at_least(f"{where}.max_{key}", getattr(self, f"max_{key}"), getattr(self, f"min_{key}"))
+            Range(getattr(self, f"min_{key}")).check(f"{where}.max_{key}", getattr(self, f"max_{key}"))
 
     def _check_nothing_else_is_set(self, where: str) -> None:
         for key in fields(self):
@@ -170,7 +169,7 @@ class DatasetConfig:
     """Treat each manifest as its own dataset and mix them by `concat_sampling_technique`."""
     concat_sampling_technique: str | None = "temperature"
     """temperature, random or round-robin; null: round-robin."""
-    concat_sampling_temperature: AboveZero = 5.0
+    concat_sampling_temperature: Annotated[float, Range(0.1)] = 5.0
     """Sampling weight of a dataset is its size to the power 1 / temperature."""
     concat_sampling_scale: AboveZero = 1.0
     """Length of an epoch, as a multiple of the total size of the datasets."""
@@ -251,8 +250,9 @@ class DatasetConfig:
     def _check_combinations(self) -> None:
         if self.batch_duration is not None and not (self.use_bucketing or self.use_lhotse):
             raise ValueError("batch_duration: needs 'use_bucketing: true' (or 'use_lhotse: true').")
-        if self.input_cfg is not None and not self.use_lhotse:
-            raise ValueError("input_cfg: needs 'use_lhotse: true'.")
+        for key in ("input_cfg", "cuts_path", "shar_path"):
+            if getattr(self, key) is not None and not self.use_lhotse:
+                raise ValueError(f"{key}: needs 'use_lhotse: true'.")
         if self.endless and not self.is_concat:
             raise ValueError("endless: mixes several datasets, so it needs 'is_concat: true'.")
         bins, sizes = self.bucket_duration_bins, self.bucket_batch_size
@@ -278,6 +278,19 @@ class DatasetConfig:
         weights = self.concat_sampling_probabilities
         if weights is not None and not sum(weights) > 0:
             raise ValueError(f"concat_sampling_probabilities: {weights} have no weight above 0.")
+
+    def without_effect(self) -> list[str]:
+        """Return one line for each key that is set, but not used without another."""
+        random = self.is_concat and self.concat_sampling_technique == "random"
+        needs = {
+            "tarred_audio_filepaths": ("is_tarred=true", self.is_tarred or self.use_lhotse),
+            "concat_sampling_probabilities": ("is_concat=true and concat_sampling_technique=random", random),
+            "bucketing_weights": ("bucketing_batch_size", self.bucketing_batch_size),
+            "bucket_duration_bins": ("use_bucketing=true", self.use_bucketing),
+            "quadratic_duration": ("batch_duration", self.batch_duration),
+        }
+        unused = [key for key, (_, is_met) in needs.items() if getattr(self, key) is not None and not is_met]
+        return [f"{key}: has no effect without {needs[key][0]}." for key in unused]
 
 
 UNUSED_DATASET_KEYS: dict[str, str] = {

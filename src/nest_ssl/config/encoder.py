@@ -11,7 +11,6 @@ from nest_ssl.config.checks import (
     Range,
     ShareBelowOne,
     Size,
-    at_least,
     check_ranges,
     not_supported,
     one_of,
@@ -121,7 +120,7 @@ class EncoderConfig:
         if chunking not in (-1, 1) and chunking % 2:
             raise ValueError(f"{where}.subsampling_conv_chunking_factor: {chunking} is not -1, 1 or a power of two.")
         if self.subsampling_conv_channels != -1:
-            at_least(f"{where}.subsampling_conv_channels", self.subsampling_conv_channels, 1)
+            Range(1).check(f"{where}.subsampling_conv_channels", self.subsampling_conv_channels)
         if self.reduction is not None:
             not_supported(f"{where}.reduction", self.reduction, "use null")
         if self.reduction_factor != 1:

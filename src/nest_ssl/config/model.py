@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
 from nest_ssl.config.checks import (
@@ -12,7 +12,6 @@ from nest_ssl.config.checks import (
     Range,
     Share,
     Size,
-    at_least,
     check_ranges,
     not_supported,
     one_of,
@@ -61,9 +60,9 @@ class PreprocessorConfig:
     """Take the logarithm of the mel energies."""
     log_zero_guard_type: str = "add"
     """How to avoid the logarithm of zero: add or clamp."""
-    log_zero_guard_value: Annotated[float, Range(0, above=True)] | str = 2**-24
+    log_zero_guard_value: Annotated[float, Range(0, 1, above=True)] | str = 2**-24
     """The value to add or clamp to; 'tiny' and 'eps' are those of float32."""
-    dither: NotNegative = 1e-5
+    dither: Annotated[float, Range(0, 0.1, advice="Samples are between -1 and 1. NeMo: 1e-5.")] = 1e-5
     """Standard deviation of the white noise that is added to the waveform in training."""
     pad_to: Annotated[int, Range(0, 100_000)] = 16
     """Pad the frames to a multiple of this; 0: no padding."""
@@ -71,9 +70,9 @@ class PreprocessorConfig:
     """Only 1 is supported."""
     exact_pad: bool = False
     """Only false is supported."""
-    pad_value: Finite = 0.0
+    pad_value: Annotated[float, Range(-1000, 1000)] = 0.0
     """Value of the frames past an utterance's end."""
-    mag_power: Annotated[float, Range(0, 100, above=True)] = 2.0
+    mag_power: Annotated[float, Range(0, 10, above=True)] = 2.0
     """Exponent of the magnitude spectrum."""
     mel_norm: str | None = "slaney"
     """slaney (filters of equal area) or null (filters of equal height)."""
@@ -111,8 +110,8 @@ class PreprocessorConfig:
             raise ValueError(f"{where}: give window_size (seconds) or n_window_size (samples).")
         if self.n_window_stride is None and self.window_stride is None:
             raise ValueError(f"{where}: give window_stride (seconds) or n_window_stride (samples).")
-        at_least(f"{where} window, in samples", self.num_window_samples, 1)
-        at_least(f"{where} window stride, in samples", self.num_stride_samples, 1)
+        Range(1).check(f"{where} window, in samples", self.num_window_samples)
+        Range(1).check(f"{where} window stride, in samples", self.num_stride_samples)
         if self.num_window_samples > self.sample_rate:
             raise ValueError(f"{where}.window_size: {self.window_size} s is more than a second. NEST: 0.025.")
         if self.num_fft < self.num_window_samples:
@@ -120,6 +119,21 @@ class PreprocessorConfig:
                 f"{where}.n_fft: {self.num_fft} is less than a window (window_size), {self.num_window_samples} samples "
                 f"at {where}.sample_rate {self.sample_rate}. Raise it, or set null."
             )
+
+    @property
+    def decisive(self) -> dict[str, object]:
+        """What the features depend on, by key; two ways to write the same thing are equal."""
+        return {
+            **asdict(self),
+            **dict.fromkeys(("dither", "pad_to", "n_window_size", "n_window_stride")),
+            "window": self.window or "none",
+            "window_size": self.num_window_samples / self.sample_rate,
+            "window_stride": self.num_stride_samples / self.sample_rate,
+            "n_fft": self.num_fft,
+            "highfreq": self.highfreq or self.sample_rate / 2,
+            "preemph": self.preemph or 0.0,
+            "normalize": self.normalize if self.normalize in ("per_feature", "all_features") else "none",
+        }
 
     @property
     def num_window_samples(self) -> int:

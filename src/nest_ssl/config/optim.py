@@ -69,7 +69,7 @@ class ScheduleConfig:
     """Number of warm-up steps."""
     warmup_ratio: Share | None = None
     """Length of the warm-up as a share of all steps; replaces `warmup_steps`."""
-    min_lr: Annotated[float, Range(0, 1e6)] = 0.0
+    min_lr: Annotated[float, Range(0, 1000)] = 0.0
     """Lowest learning rate after the warm-up."""
     max_steps: Annotated[int, Range(1)] | None = None
     """Length of the schedule; null or -1: the trainer's."""
@@ -116,7 +116,7 @@ class OptimConfig:
 
     name: str = "adamw"
     """adamw, adam, sgd, adamax, adadelta, adagrad, rmsprop or rprop."""
-    lr: Annotated[float, Range(0, 1e38)] = 1e-3
+    lr: Annotated[float, Range(0, 1000)] = 1e-3
     """Peak learning rate; for NoamAnnealing, a factor."""
     betas: list[ShareBelowOne] | None = None
     """Decay rates of the moments (adamw, adam, adamax)."""

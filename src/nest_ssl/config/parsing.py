@@ -113,7 +113,9 @@ def _built(schema: type[T], data: dict[str, Any], where: str) -> T:
         return dacite.from_dict(schema, values, dacite.Config(type_hooks={float: _as_float}))
     except dacite.WrongTypeError as error:
         key = ".".join(filter(None, (where, error.field_path)))
-        raise ConfigError(f"{key}: expected {_in_words(error.field_type)}, got {quoted(error.value)}.") from None
+        is_bare = str in _alternatives(error.field_type) and isinstance(error.value, int | float)
+        hint = " Text that looks like a number or a switch needs quotes." if is_bare else ""
+        raise ConfigError(f"{key}: expected {_in_words(error.field_type)}, got {quoted(error.value)}.{hint}") from None
     except dacite.MissingValueError as error:
         key = ".".join(filter(None, (where, error.field_path)))
         raise ConfigError(f"{key}: a value is needed.") from None

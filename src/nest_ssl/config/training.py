@@ -304,6 +304,9 @@ class CheckpointConfig:
         plain_path(f"{where}.dirpath", self.dirpath)
         for key in ("prefix", "postfix", "filename"):
             stays_inside(f"{where}.{key}", getattr(self, key))
+            if re.search(r"[/\\]", getattr(self, key) or ""):
+                given = quoted(getattr(self, key))
+                raise ValueError(f"{where}.{key}: {given} is not the name of a file. Give the folder as dirpath.")
         for name, spec in FIELD.findall(self.filename or ""):
             try:
                 if re.search(r"\d{3}", spec):
@@ -520,16 +523,19 @@ class NestConfig:
                 f"exp_manager.ema.every_n_steps: the run ends after {steps} steps (trainer.max_steps), before the "
                 f"first update of the average: what is validated and saved are the weights it began with."
             )
+        for name, data in (("train_ds", model.train_ds), ("validation_ds", model.validation_ds)):
+            lines += [f"model.{name}.{line}" for line in (data.without_effect() if data is not None else [])]
         if model.test_ds is not None and model.test_ds.manifest_filepath is not None:
             lines.append("model.test_ds: is not read; pre-training has no test loop. Use model.validation_ds.")
         if (short_block := _block_too_short(model)) is not None:
             lines.append(f"{short_block} Only neighbouring blocks do so together.")
         longest_s = None if model.train_ds is None else model.train_ds.max_duration
         block_s = model.masking.block_size * model.preprocessor.num_stride_samples / model.sample_rate
-        if longest_s is not None and block_s >= 0.8 * longest_s and model.mask_position != "post_conv":
+        ratio = model.masking.max_mask_ratio
+        if longest_s is not None and block_s >= ratio * longest_s and model.mask_position != "post_conv":
             lines.append(
-                f"model.masking.block_size: {model.masking.block_size} frames are no block for utterances of up to "
-                f"{longest_s:g} s (max_duration): of each only the first {model.encoder.subsampling_factor} are masked."
+                f"model.masking.block_size: {model.masking.block_size} frames are more than max_mask_ratio, {ratio:g}, "
+                f"of utterances of up to {longest_s:g} s (max_duration): of each only the first 8 are masked."
             )
         return lines
 
@@ -611,11 +617,6 @@ IGNORED_ON_RESUME: dict[str, str] = {
     **{f"trainer.{name}": reason for name, reason in NO_EFFECT.items()},
 }
 """Keys that change nothing in a run that is resumed, with the reason. All other keys of the command take effect."""
-REFUSED_ON_RESUME = [
-    f"model.preprocessor.{name}"
-    for name in ("features", "window", "window_size", "n_window_size", "n_fft", "lowfreq", "highfreq", "mel_norm")
-]
-"""They decide the mel filters, which are saved with the weights; `nemo_file.check_features` compares them."""
 
 
 def changed_keys(before: Any, now: NestConfig) -> list[str]:
@@ -627,8 +628,6 @@ def changed_keys(before: Any, now: NestConfig) -> list[str]:
     for key, old, new in _differences(before, dataclasses.asdict(now)):
         reason = next((IGNORED_ON_RESUME[name] for name in _and_parents(key) if name in IGNORED_ON_RESUME), None)
         effect = "takes effect" if reason is None else f"ignored, because {reason}"
-        if key in REFUSED_ON_RESUME:
-            effect = "is refused: a run continues with the features that it began with"
         lines.append(f"{key}: {_shown(old)} → {_shown(new)}: {effect}")
     return lines
 

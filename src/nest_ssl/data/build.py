@@ -236,9 +236,14 @@ def open_sources(config: DatasetConfig) -> list[ManifestDataset]:
         ]
     for source in sources:
         if len(source) == 0:
-            empty = source.manifest.num_lines == 0
-            reason = "is empty" if empty else "no utterance is left between min_duration and max_duration"
-            raise ValueError(f"{source.name}: {reason}.")
+            all_s = source.manifest.all_durations_s()
+            reason = "is empty."
+            if len(all_s):
+                reason = (
+                    "no utterance is left between min_duration and max_duration: their durations are "
+                    f"{all_s.min():g} to {all_s.max():g} s. Set other limits, or write durations in seconds."
+                )
+            raise ValueError(f"{source.name}: {reason}")
     return sources
 
 

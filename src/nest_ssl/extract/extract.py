@@ -22,7 +22,7 @@ from nest_ssl.audio.signal import Samples
 from nest_ssl.config.checks import Range
 from nest_ssl.extract.files import Features, FeatureStore, open_store
 from nest_ssl.extract.inputs import Bad, Item, batches, list_items, measured, unique
-from nest_ssl.files import make_folder, replace_text, replacing
+from nest_ssl.files import make_folder, remove_left_over, replace_text, replacing
 from nest_ssl.layer_features import FeatureExtractor
 from nest_ssl.watchdog.system import SlowFiles
 
@@ -86,7 +86,9 @@ def extract_features(
     source, output, options = Path(source).expanduser(), Path(output).expanduser(), options or ExtractOptions()
     items, bad = list_items(source)
     make_folder(output)
-    _check_settings(output, _settings(extractor, options))
+    settings = _settings(extractor, options)
+    _check_settings(output, settings)
+    remove_left_over(output, inside=True)
     store = open_store(output, options.format, int(options.shard_mb * 1e6))
     result = Extracted(bad=list(bad))
     missing = [item for item in unique(items) if store.find(item.key) is None]
@@ -96,15 +98,23 @@ def extract_features(
         pairs, unreadable = measured(missing, pool, options.max_duration_s, slow)
         result.bad += unreadable
         batch_s = options.batch_s or (GPU_BATCH_S if extractor.device.type == "cuda" else CPU_BATCH_S)
-        writer = _Writer(store, pool, options.dtype)
+        writer = _Writer(store, pool, options.dtype, extractor.name)
         for batch, waveforms in _read_ahead(batches(pairs, batch_s), extractor.sample_rate, pool, slow):
             _extract_batch(extractor, batch, waveforms, writer, result)
             report(result.num_kept + result.num_new + len(result.bad), total + len(bad))  # not in `total`
         writer.finish()
-    _write_lines(output / INDEX, [line for item in items if (line := _index_line(item, store)) is not None])
+    found = [(item.key, line) for item in items if (line := _index_line(item, store)) is not None]
+    _check_settings(output, settings, is_ours=True)
+    _write_lines(output / INDEX, [line for _, line in found])
     (output / BAD).unlink(missing_ok=True)
     if result.bad:
         _write_lines(output / BAD, [{"audio_filepath": file.path, "reason": file.reason} for file in result.bad])
+    gone = result.num_kept + result.num_new - len({key for key, _ in found})
+    if gone > 0:
+        raise ValueError(
+            f"{output}: something else has deleted the features of {gone:,} of {total:,} utterances while this was "
+            "running. Run the same command again to write them."
+        )
     return result
 
 
@@ -176,8 +186,8 @@ class _Writer:
 
     MAX_PENDING = 256
 
-    def __init__(self, store: FeatureStore, pool: ThreadPoolExecutor, dtype: str) -> None:
-        self.store, self.pool, self.dtype = store, pool, np.dtype(dtype)
+    def __init__(self, store: FeatureStore, pool: ThreadPoolExecutor, dtype: str, model: str) -> None:
+        self.store, self.pool, self.dtype, self.model = store, pool, np.dtype(dtype), model
         self.pending: deque[Future[None]] = deque()
 
     def put(self, key: str, tensor: torch.Tensor) -> None:
@@ -190,7 +200,9 @@ class _Writer:
 
     def _write(self, key: str, tensor: torch.Tensor) -> None:
         if not tensor.isfinite().all():  # audio is checked when it is read
-            raise ValueError("the features are not finite: the model's weights are damaged, or it has diverged.")
+            raise ValueError(
+                f"{self.model}: its features of {key} are not finite: the weights are damaged, or diverged."
+            )
         with np.errstate(over="ignore"):
             features: Features = np.ascontiguousarray(tensor.numpy(), dtype=self.dtype)
         if not np.isfinite(features).all():
@@ -244,8 +256,11 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view(integers[tensor.element_size()])
 
 
-def _check_settings(output: Path, settings: dict[str, Any]) -> None:
-    """Refuse a folder with other features. Settings are written first, so that a killed run has them too."""
+def _check_settings(output: Path, settings: dict[str, Any], *, is_ours: bool = False) -> None:
+    """Refuse a folder with other features. Settings are written first, so that a killed run has them too.
+
+    If a folder `is_ours` and has none, they were deleted, and are written again.
+    """
     path = output / SETTINGS
     if path.exists():
         try:
@@ -258,7 +273,7 @@ def _check_settings(output: Path, settings: dict[str, Any]) -> None:
             text = ", ".join(f"{name} {earlier.get(name)!r}, now {settings[name]!r}" for name in changed)
             raise ValueError(f"{output}: contains features with other settings ({text}). Give another output folder.")
         return
-    if os.listdir(output):
+    if os.listdir(output) and not is_ours:
         raise ValueError(f"{output}: is not empty and has no {SETTINGS}. Give another output folder.")
     replace_text(path, json.dumps(settings, indent=2) + "\n")
 

@@ -76,7 +76,8 @@ class FileStore(FeatureStore):
 
     def write(self, key: str, features: Features) -> None:
         path = self.folder / self._path(key)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        for folder in (path.parent.parent, path.parent):  # but not the output folder, if that was deleted meanwhile
+            folder.mkdir(exist_ok=True)
         with replacing(path, sync=False) as file:
             if self.suffix == ".npy":
                 np.save(file, features)
@@ -111,7 +112,8 @@ class ShardStore(FeatureStore):
         self._num_shards += 1
 
     def find(self, key: str) -> Stored | None:
-        return self._stored.get(key)
+        stored = self._stored.get(key)
+        return stored if stored and (self.folder / stored.path).exists() else None
 
     def write(self, key: str, features: Features) -> None:
         self._waiting[key] = features

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from nest_ssl.audio import AudioError, audio_info
-from nest_ssl.data.manifest.lines import is_tarred_manifest
 from nest_ssl.data.manifest.listing import NOT_AUDIO, Entry, file_version, list_entries
 from nest_ssl.watchdog.system import SlowFiles
 
@@ -43,8 +42,6 @@ class Bad:
 
 def list_items(source: Path) -> tuple[list[Item], list[Bad]]:
     """The utterances of an input in its order, and entries that cannot be read."""
-    if is_tarred_manifest(str(source)):
-        raise ValueError(f"{source}: its audio is in tar shards. Give the manifest that the shards were made from.")
     entries = [Entry(str(source))] if is_audio(source) else list_entries(source)
     items: list[Item] = []
     bad: list[Bad] = []

@@ -11,6 +11,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from nest_ssl.watchdog.beacon import Beacon
 from nest_ssl.watchdog.exchange import job_secret
 from nest_ssl.watchdog.monitor import Monitor, watch_lone_rank
 from nest_ssl.watchdog.rank import RankFacts
-from nest_ssl.watchdog.report.status import Settings, write_status
+from nest_ssl.watchdog.report.status import SETTINGS, Settings, write_status
 from nest_ssl.watchdog.rows import Limits, RankRow, local_rows
 from nest_ssl.watchdog.system import is_alive
 
@@ -49,7 +50,7 @@ def attached(
     token = _token(facts)
     folder = beacon_folder(token)
     if facts.local_rank == 0:
-        make_beacon_folder(token)
+        make_beacon_folder(token, settings["run_dir"])
         beacon = _create(folder, facts, workers_per_rank)
     else:
         beacon = _wait_for_beacon(folder / "beacon", settings["init_s"])
@@ -74,6 +75,8 @@ def attached(
         yield agent
         return
     own = Settings(**settings, beacon=str(beacon.path), node=facts.node, parent=0)
+    with contextlib.suppress(OSError):  # no room for it: only a kill could not be explained
+        replace(own, run_dir=os.path.abspath(own.run_dir)).write(beacon.folder / SETTINGS)
     limits = Limits(own.floor_s, own.init_s)
     agent.show = lambda: _write_status(own, local_rows(beacon, limits, own.node))
     agent.close = lambda: _close(agent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import ipaddress
 import json
 import os
@@ -20,13 +21,14 @@ from types import FrameType
 from typing import Any
 
 from nest_ssl.launch.ranks import BEACON_VARIABLE, LAUNCHER_VARIABLE, LISTENER_VARIABLE, port_is_taken
-from nest_ssl.watchdog.beacon import Beacon, hold, is_in_use
+from nest_ssl.run_folder import WATCHDOG
+from nest_ssl.watchdog.beacon import Beacon, Hold, is_in_use
 from nest_ssl.watchdog.node import verdict_path
-from nest_ssl.watchdog.rank import FINISHED, NEEDS_A_PERSON, RESUMABLE, RankFacts, RankState
-from nest_ssl.watchdog.report.status import Settings
+from nest_ssl.watchdog.rank import FINISHED, NEEDS_A_PERSON, RESUMABLE, RankFacts
+from nest_ssl.watchdog.report.status import SETTINGS, Settings, explain_run, record_kill
 from nest_ssl.watchdog.system import (
+    DISK_ANSWERS_S,
     KILLED,
-    LESS_MEMORY,
     OomKiller,
     die_with_parent,
     end_before_training,
@@ -37,6 +39,7 @@ from nest_ssl.watchdog.system import (
     shared_memory_folder,
     stop_signals,
     wait_until_gone,
+    within,
 )
 
 POLL_S = 0.05
@@ -157,8 +160,8 @@ class Attempt:
         self.was_asked_to_stop = False
         self._stop_now = False
         self._oom_killer = OomKiller()
-        self.folder = make_beacon_folder(secrets.token_hex(16))
-        self._in_use = hold(self.folder)
+        self.folder = make_beacon_folder(secrets.token_hex(16), job.settings["run_dir"])
+        self._in_use = Hold(self.folder)
         self.beacon = Beacon.create(
             self.folder / "beacon",
             local_ranks=job.local_ranks,
@@ -295,7 +298,7 @@ class KeptMonitor:
     def __init__(self, settings: Settings, beacon: Beacon) -> None:
         self.beacon = beacon
         self.process: subprocess.Popen[bytes] | None = None
-        self._path = beacon.folder / "monitor.json"
+        self._path = beacon.folder / SETTINGS
         self._num_started, self._started_ns = 0, 0
         settings.write(self._path)
 
@@ -333,8 +336,11 @@ def _folder_prefix() -> str:
     return f"nest-ssl-{os.getuid() if hasattr(os, 'getuid') else 0}-"
 
 
-def make_beacon_folder(token: str) -> Path:
-    """Make `beacon_folder`, and remove those of jobs that are gone."""
+def make_beacon_folder(token: str, run_dir: str) -> Path:
+    """Make `beacon_folder`, and remove those of jobs that are gone; say so if the last start in `run_dir` was killed.
+
+    How the other jobs ended is recorded in their folders, for those who resume them.
+    """
     folder = beacon_folder(token)
     root, prefix = folder.parent, _folder_prefix()
     for old in root.glob(f"{prefix}*"):
@@ -342,8 +348,15 @@ def make_beacon_folder(token: str) -> Path:
             check_folder(old)
             beacon = Beacon(old / "beacon")
             if not is_in_use(old):
-                _say_if_killed(beacon)
+                # Another run's folder, and perhaps another version's: whatever is wrong there, this run starts.
+                with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                    within(DISK_ANSWERS_S, functools.partial(record_kill, beacon))
                 shutil.rmtree(old, ignore_errors=True)
+    with contextlib.suppress(OSError, ValueError):  # there was none, or its status is damaged, which doctor says
+        # Several nodes were watched by their monitors, and each would read the status of all of them.
+        several = (Path(run_dir) / WATCHDOG / "node1.json").exists()
+        if run_dir and not several and (how := explain_run(Path(run_dir)).how_killed):
+            say(f"nest-ssl: warning: {run_dir}: the last start was {how}")
     folder.mkdir(mode=0o700, exist_ok=True)
     check_folder(folder)
     return folder
@@ -355,15 +368,6 @@ def check_folder(folder: Path) -> None:
     is_own = not hasattr(os, "getuid") or (facts.st_uid == os.getuid() and not stat.S_IMODE(facts.st_mode) & 0o077)
     if not stat.S_ISDIR(facts.st_mode) or not is_own:
         raise ValueError(f"{folder}: not a folder that belongs to you alone. Remove it, or have its owner remove it.")
-
-
-def _say_if_killed(beacon: Beacon) -> None:
-    """Say what a run of one process, which nobody watched, could not say itself."""
-    slot, oom_killer = beacon.rank(0), OomKiller()
-    oom_killer.before = beacon.oom_kills_before
-    if beacon.world_size == 1 and slot.state is RankState.RUNNING and (why := oom_killer.text()):
-        where = f"process {slot.pid}, an earlier run, was killed in {slot.stage.label} of step {slot.step}"
-        say(f"nest-ssl: warning: {where}: {why}. {LESS_MEMORY.capitalize()}.")
 
 
 def free_port() -> int:

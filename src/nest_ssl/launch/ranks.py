@@ -67,6 +67,13 @@ def check_interfaces(backend: str, env: Mapping[str, str]) -> None:
         raise _interface_error(backend, env)
 
 
+def check_debug_level(env: Mapping[str, str]) -> None:
+    """Refuse a level that torch does not know: its C++ code would abort."""
+    level = env.get("TORCH_DISTRIBUTED_DEBUG", "OFF")
+    if level.upper() not in ("OFF", "INFO", "DETAIL"):
+        raise ValueError(f"TORCH_DISTRIBUTED_DEBUG={level}: is not OFF, INFO or DETAIL.")
+
+
 def _interface_error(backend: str, env: Mapping[str, str]) -> ValueError:
     variable = f"{backend.upper()}_SOCKET_IFNAME"
     return ValueError(

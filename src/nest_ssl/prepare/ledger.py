@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from nest_ssl.data.manifest.listing import Entry, file_version
-from nest_ssl.files import replacing
+from nest_ssl.files import remove_left_over, replacing
 from nest_ssl.prepare.measure import Measured
 
 logger = logging.getLogger(__name__)
@@ -54,8 +54,10 @@ def bad_path(manifest: Path) -> Path:
 class Ledger:
     """Writes the results of measuring, in the order of the input."""
 
-    def __init__(self, manifest: Path, settings: dict[str, Any], *, restart: bool = False) -> None:
-        self.manifest = manifest
+    def __init__(
+        self, manifest: Path, settings: dict[str, Any], *, restart: bool = False, may_be_empty: bool = False
+    ) -> None:
+        self.manifest, self._may_be_empty = manifest, may_be_empty
         self._settings = settings
         self._state = manifest.with_name(f"{manifest.name}.state")
         self._finals = (manifest, bad_path(manifest))
@@ -64,6 +66,7 @@ class Ledger:
             if path.exists() and not path.is_file():
                 raise ValueError(f"{path}: is not a file. Give the manifest to write, for example {path}/train.jsonl.")
         manifest.parent.mkdir(parents=True, exist_ok=True)
+        remove_left_over(self._state)
         self.progress = Progress() if restart else self._load()
         self._hash = hashlib.sha256()
         self._saved_at = time.monotonic()
@@ -144,7 +147,14 @@ class Ledger:
             logger.warning("%s: made with other settings; measuring from the start", self.manifest)
             return Progress()
         if progress.complete:
-            return progress if all(path.exists() for path in self._finals) else Progress()
+            if not all(path.exists() for path in self._finals):
+                return Progress()
+            if progress.good_bytes not in (0, size := self.manifest.stat().st_size):  # 0: of jobs of earlier versions
+                raise ValueError(
+                    f"{self.manifest}: was changed since it was made ({size:,} bytes, then {progress.good_bytes:,}). "
+                    "Give --restart to measure everything again and replace it, or give another output."
+                )
+            return progress
         self.progress = progress
         if progress.all_measured:
             self.finish()
@@ -154,11 +164,25 @@ class Ledger:
         return progress if intact else Progress()
 
     def finish(self) -> None:
-        """Rename to the final names; a run killed between two renames repeats the one that is left."""
+        """Rename to the final names; a run killed between two renames repeats the one that is left.
+
+        Without a single good file an older manifest is kept: perhaps a disk is not mounted.
+        """
+        if self.progress.num_bad and not self.progress.num_good and not self._may_be_empty:
+            self._partials[0].unlink(missing_ok=True)
+            self._state.unlink(missing_ok=True)
+            os.replace(self._partials[1], self._finals[1])
+            with open(self._finals[1], "rb") as bad:
+                first = json.loads(bad.readline())
+            raise ValueError(
+                f"{self._settings['input']}: contains no usable audio: {first['audio_filepath']}: {first['reason']}. "
+                f"{self._finals[1]} has all {self.progress.num_bad:,} reasons; {self.manifest} is not written."
+            )
         for partial, final in zip(self._partials, self._finals, strict=True):
             if partial.exists():
                 os.replace(partial, final)
         self.progress.complete = True
+        self.progress.good_bytes, self.progress.bad_bytes = (path.stat().st_size for path in self._finals)
         self.save_state()
 
 

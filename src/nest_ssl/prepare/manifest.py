@@ -89,7 +89,9 @@ def _share(entries: Iterator[Entry], job: Job | None) -> Iterator[Entry]:
 
 def _ledger(source: Path, output: Path, decode: bool, job: Job | None, restart: bool = False) -> Ledger:
     settings = {"input": os.path.abspath(source), "output": os.path.abspath(output), "decode": decode}
-    return Ledger(output if job is None else _job_path(output, job), settings, restart=restart)
+    return Ledger(
+        output if job is None else _job_path(output, job), settings, restart=restart, may_be_empty=job is not None
+    )
 
 
 def _job_path(output: Path, job: Job) -> Path:

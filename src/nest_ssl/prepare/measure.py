@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any
 
 from nest_ssl.audio import AudioError, audio_info, verify_audio
+from nest_ssl.audio.read import NOT_UTF8
 from nest_ssl.data.manifest.listing import Entry
 from nest_ssl.watchdog.system import die_with_parent
 
@@ -44,7 +45,7 @@ def measure(entry: Entry, *, decode: bool) -> Measured:
         entry.path.encode()  # it is written into the manifest, which is UTF-8
         duration_s = _duration(entry, decode)
     except UnicodeEncodeError:
-        return Measured(entry.path, None, "its name is not UTF-8")
+        return Measured(entry.path, None, NOT_UTF8)
     except AudioError as error:
         return Measured(entry.path, None, error.reason)
     except OSError as error:

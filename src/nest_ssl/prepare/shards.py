@@ -72,26 +72,23 @@ def write_shards(
 
 
 def _is_done(folder: Path, shard: int, num_shards: int, utterances: Manifest) -> bool:
-    """Tell whether a shard is complete (its manifest is renamed last) and up to date; refuse shards of other data."""
-    path, tar = shard_manifest_path(folder, shard), tar_path(folder, shard)
-    if not path.exists():
+    """Tell whether a shard is complete (its manifest is renamed last) and up to date; refuse files of other data."""
+    there = [path for path in (tar_path(folder, shard), shard_manifest_path(folder, shard)) if path.exists()]
+    if not there:
         return False
-    expected = len(range(shard, len(utterances), num_shards))
-    with open(path, "rb") as file:
-        found = sum(1 for _ in file)
-    if found != expected or not tar.exists():
-        raise ValueError(f"{path}: {found} lines instead of {expected}: shards of other data. Give another folder.")
     try:
         noted = json.loads(_note_path(folder, shard).read_bytes())
         paths = noted["paths"]
-    except FileNotFoundError:  # NeMo's have none
-        return True
+    except FileNotFoundError:  # not written here: NeMo's, or moved from elsewhere
+        paths = None
     except (ValueError, LookupError, TypeError, RecursionError):  # damaged
         return False
     made_of = _made_of(utterances, shard, num_shards)
     if paths != made_of["paths"]:
-        raise ValueError(f"{path}: shards of other data. Give another folder.")
-    return bool(noted == {**made_of, "tar_bytes": tar.stat().st_size})
+        raise ValueError(
+            f"{there[-1]}: shards of other data, or of another number of shards. Give another folder, or remove them."
+        )
+    return len(there) == 2 and bool(noted.items() <= {**made_of, **_content(*there)}.items())
 
 
 def _note_path(folder: Path, shard: int) -> Path:
@@ -109,6 +106,11 @@ def _made_of(utterances: Manifest, shard: int, num_shards: int) -> dict[str, Any
     return {"paths": paths.hexdigest(), "versions": versions.hexdigest()}
 
 
+def _content(tar: Path, lines: Path) -> dict[str, Any]:
+    """What shows that both files are as they were written; audio has checks of its own."""
+    return {"tar_bytes": tar.stat().st_size, "lines": hashlib.sha256(lines.read_bytes()).hexdigest()}
+
+
 def write_shard(utterances: Manifest, folder: Path, shard: int, num_shards: int) -> None:
     """Write one tar file and its manifest; both get their names only when complete."""
     tar, lines = tar_path(folder, shard), shard_manifest_path(folder, shard)
@@ -120,8 +122,9 @@ def write_shard(utterances: Manifest, folder: Path, shard: int, num_shards: int)
             name = _add_audio(archive, utterance, number)
             item = {"audio_filepath": name, "duration": utterance.duration_s, "shard_id": shard, **utterance.extra}
             out.write(json.dumps(item, ensure_ascii=False) + "\n")
+    # First: a tar file without it is somebody else's.
+    replace_text(_note_path(folder, shard), json.dumps({**made_of, **_content(*partial)}) + "\n")
     os.replace(partial[0], tar)
-    replace_text(_note_path(folder, shard), json.dumps({**made_of, "tar_bytes": tar.stat().st_size}) + "\n")
     os.replace(partial[1], lines)
 
 

@@ -19,6 +19,7 @@ from nest_ssl.config.parsing import MISSING
 from nest_ssl.drawing.charts import Chart, chart_picture
 from nest_ssl.drawing.draw import colour_scale, mel_range, render_template, write_html
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel
+from nest_ssl.nemo_file import check_fit
 from nest_ssl.report.charts import MAX_BOOKS, TOP, book_uses, metric_charts, tokens_picture, usage_chart
 from nest_ssl.report.examples import MAX_UTTERANCE_S, Examined, examine
 from nest_ssl.run_folder import DEFAULT_ROOT, HPARAMS, METRICS, RunFolder, given_ranks_per_node, parse_hparams
@@ -186,6 +187,8 @@ def look_at_checkpoint(run: Run) -> Look:
         assert run.config is not None, "dataset() has read it"
         with torch.random.fork_rng(devices=[]):  # building a model or a DataLoader draws from torch's own generator
             model = load(run.checkpoint)
+            expected = model_without_storage(run.path, type(model), run.config.model)
+            check_fit(expected, model.state_dict(), f"{run.checkpoint}: not the model that {HPARAMS} describes")
             if not isinstance(model, EncDecDenoiseMaskedTokenPredModel):
                 raise ValueError(f"{run.checkpoint}: a {type(model).__name__}, which is trained without noise.")
             return Look(audio, examine(model, dataset, seed=run.config.seed))

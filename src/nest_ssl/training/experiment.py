@@ -19,7 +19,7 @@ import yaml
 
 from nest_ssl.config import ExperimentConfig, NestConfig
 from nest_ssl.files import remove, replace_text
-from nest_ssl.run_folder import DEFAULT_ROOT, RunFolder
+from nest_ssl.run_folder import DEFAULT_ROOT, OWN_NAMES, RunFolder
 
 try:
     import fcntl
@@ -90,10 +90,15 @@ def created(folder: RunFolder, cfg: NestConfig) -> Iterator[None]:
 
     Nothing else in it changes before `describe`: the command may still be refused, and the folder that of a good run.
     """
-    copies = (cfg.exp_manager.files_to_copy or []) if cfg.exp_manager else []
-    for name in copies:
+    taken = {*OWN_NAMES}
+    for name in (cfg.exp_manager.files_to_copy or []) if cfg.exp_manager else []:
         if not Path(name).is_file():
             raise ValueError(f"exp_manager.files_to_copy: {name}: no such file.")
+        if Path(name).name in taken:
+            raise ValueError(
+                f"exp_manager.files_to_copy: {name}: the run folder has another file of that name. Rename it."
+            )
+        taken.add(Path(name).name)
     folder.check_kinds()
     try:
         for path in (folder.path, folder.checkpoints):
@@ -139,7 +144,7 @@ def describe(folder: RunFolder, cfg: NestConfig) -> None:
     To be called when nothing can be refused any more, and not in a dry run, whose folder may be that of a real run.
     """
     try:
-        for left_over in folder.checkpoints.glob(".*.tmp"):  # of a save that was killed
+        for left_over in (*folder.path.glob(".*.tmp"), *folder.checkpoints.glob(".*.tmp")):  # of a killed run
             remove(left_over)
         for path, text in (
             (folder.hparams, yaml.safe_dump(dataclasses.asdict(cfg), sort_keys=False)),

@@ -244,7 +244,7 @@ def log_to_file(folder: Path, exp: ExperimentConfig, *, global_rank: int, local_
         path = folder / f"log_globalrank-{global_rank}_localrank-{local_rank}.txt"
         if path.exists() and not path.is_file():  # opening a FIFO would block
             raise OSError(f"{path.name} is not a regular file")
-        handler = _LogFile(path)
+        handler = _LogFile(path, encoding="utf-8")
     except OSError as error:
         log.warning("%s: no log of this rank: %s", folder, error)
         yield

@@ -157,6 +157,7 @@ def _run(cfg: NestConfig, main: Main, command: Command) -> Outcome:
         facts.check_against(per_node, trainer.num_nodes)
     _check_gpus(cfg, facts, per_node)
     if (per_node * trainer.num_nodes if facts is None else facts.world_size) > 1:
+        ranks.check_debug_level(os.environ)
         _check_interfaces(cfg)
     if facts is None and (per_node * trainer.num_nodes > 1 or cfg.watchdog.enabled):
         with experiment.named_for_ranks(folder):
@@ -282,6 +283,9 @@ def _train(cfg: NestConfig, main: Main, command: Command, facts: RankFacts, fold
                     log.info("%s; to resume: %s", stopped, settings["resume_command"])
                 return RESUMABLE
         except BaseException as error:
+            if hasattr(signal, "SIGCHLD"):
+                # Torch's handler raises the error of a killed worker again whenever another child ends, here too.
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             agent.fail(error)
             if agent.has_monitor:
                 return NEEDS_A_PERSON  # the monitor has said what there is to say

@@ -30,7 +30,7 @@ from nest_ssl.config.checks import duration_s
 from nest_ssl.config.training import FIELD
 from nest_ssl.files import give_second_name, predecessor, put_in_place, remove, replace_text, replacing
 from nest_ssl.nemo_file import nemo_config, read_sharded, write_nemo
-from nest_ssl.run_folder import LAST, RunFolder, is_checkpoint
+from nest_ssl.run_folder import BEFORE, LAST, RunFolder, is_checkpoint
 from nest_ssl.training.parallel import World
 from nest_ssl.training.sharding import gathered, is_shard, optimized, part, write_shards
 from nest_ssl.training.state import Trained, TrainState, averaged_weights, checkpoint_of
@@ -76,7 +76,11 @@ class Saver:
 
     def __init__(self, folder: RunFolder, params: CheckpointConfig, name: str, world: World, watch: Watch) -> None:
         self.folder, self.params, self.world, self.watch = folder, params, world, watch
-        self.template = params.filename or f"{params.prefix or name}--{{{params.monitor}:.4f}}-{{epoch}}-{{step}}"
+        default = f"{params.prefix or Path(name).name}--{{{params.monitor}:.4f}}-{{epoch}}-{{step}}"
+        self.template = params.filename or default
+        has_step = "step" in dict(FIELD.findall(self.template))
+        if not has_step and (params.save_top_k != 1 or f"{self.template}.ckpt" in (LAST, BEFORE)):
+            self.template += "-{step}"  # of two with one name, the later would replace the better
         self.best: dict[str, float] = {}
         self.keeps_last = bool(params.save_last or params.every_n_train_steps or params.train_time_interval)
         interval = params.train_time_interval
@@ -247,10 +251,8 @@ class Saver:
             return
         path = self.folder.nemo_file(self.params)
         check_finite_weights(dict(weights), str(path))
-        try:
+        with _said_of(path):
             write_nemo(path, nemo_config(trained.model.cfg, type(trained.model).__name__), weights)
-        except (OSError, RuntimeError) as error:
-            raise OSError(f"{path}: could not be written: {_why(error, path.parent)}") from error
 
     # ---- writing ----
 

@@ -23,6 +23,7 @@ first edition had Lightning's `loops` and `callbacks` in place of `progress`; `f
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import pickle
@@ -40,16 +41,18 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from nest_ssl._version import __version__
+from nest_ssl.config import PreprocessorConfig, parse
 from nest_ssl.config.checks import short
+from nest_ssl.config.model_section import unused_keys
 from nest_ssl.nemo_file import (
     CheckpointError,
+    as_checkpoint_errors,
     check_archive,
     check_features,
     check_fit,
     check_is_file,
     check_weights,
     nemo_config,
-    one_line,
     read_index,
     read_rest,
 )
@@ -252,34 +255,26 @@ def read_checkpoint(path: Path, device: torch.device | str = "cpu", *, mmap: boo
 
     With `mmap` tensors are read from the file when they are used.
     """
-    try:
+    content: Any = {}
+    with as_checkpoint_errors(path, "not a readable training checkpoint"):
         if path.is_dir():
             content = {**read_rest(path), "shards": path}
         else:
-            content = torch.load(path, map_location=device, weights_only=True, mmap=mmap)
-            if mmap:
+            with contextlib.suppress(pickle.UnpicklingError):  # NeMo's own types are in it
+                content = torch.load(path, map_location=device, weights_only=True, mmap=mmap)
+            if mmap and content:
                 _check_can_be_mapped(path, content)
-    except pickle.UnpicklingError:
-        content = {}  # NeMo's own types are in it
-    except CheckpointError:
-        raise
-    except Exception as error:  # torch's unpickler raises whatever its input makes it stumble over
-        raise CheckpointError(f"{path}: not a readable training checkpoint: {one_line(error)}.") from error
     if not isinstance(content, dict) or "data_position" not in content or "optimizer_states" not in content:
         raise ValueError(
             f"{path}: cannot be resumed: it contains only weights, or NeMo has written it. Start from its weights with "
             f"'init_from_ptl_ckpt=\"{path}\"' and another exp_manager.name."
         )
-    content = {"path": path, **(content if "progress" in content else _from_first_edition(content, path))}
-    _check_form(content)
-    return content
-
-
-def _from_first_edition(content: dict[str, Any], path: Path) -> dict[str, Any]:
-    try:
-        return from_first_edition(content)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(f"{path}: is damaged: a part of it is missing or odd ({one_line(error)}).") from error
+    if "progress" not in content:
+        with as_checkpoint_errors(path, "is damaged: a part of it is missing or odd"):
+            content = from_first_edition(content)
+    checkpoint = {"path": path, **content}
+    _check_form(checkpoint)
+    return checkpoint
 
 
 def _check_form(content: Mapping[str, Any]) -> None:
@@ -341,14 +336,14 @@ def restore(checkpoint: dict[str, Any], trained: Trained) -> TrainState:
             average.num_updates, average.last_step = known.num_updates, known.last_step
             average.copy({name: part_of(value, layout[name]) for name, value in averaged.items()})
     load_optimizer_state(trained.step.optimizer, checkpoint["optimizer_states"][0])
+    if not checkpoint["optimizer_states"][0]["state"] and "betas" in trained.step.optimizer.defaults:
+        log.warning("%s: has no state of the optimizer, whose means of gradients start again from zero", where)
     schedule, scaler = trained.step.schedule, trained.step.scaler
-    if schedule is not None and not checkpoint["lr_schedulers"] and _had_schedule(checkpoint):
+    if schedule is not None and not checkpoint["lr_schedulers"] and _saved_config(checkpoint, "optim", "sched"):
         raise CheckpointError(f"{where}: is damaged: its lr_schedulers is empty. Use an earlier checkpoint.")
     if schedule is not None and checkpoint["lr_schedulers"]:
-        try:
+        with as_checkpoint_errors(Path(where), "is damaged: its lr_schedulers"):
             schedule.load_state_dict(checkpoint["lr_schedulers"][0])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CheckpointError(f"{where}: is damaged: its lr_schedulers: {one_line(error)}.") from error
     if scaler is not None and progress.scaler is not None:
         scaler.load_state_dict(progress.scaler)
     state = TrainState(
@@ -367,12 +362,27 @@ def restore(checkpoint: dict[str, Any], trained: Trained) -> TrainState:
     return state
 
 
-def _had_schedule(checkpoint: Mapping[str, Any]) -> bool:
-    """Whether the configuration in a checkpoint has a schedule of the learning rate."""
+def check_inputs(now: PreprocessorConfig, checkpoint: Mapping[str, Any]) -> None:
+    """Refuse features other than those that the weights were trained on: nothing would fail, but training."""
+    saved = _saved_config(checkpoint, "preprocessor")
+    if saved is None:  # a checkpoint of the first edition
+        return
+    before = parse(PreprocessorConfig, saved, "model.preprocessor", unused_keys(), logging.DEBUG).decisive
+    for key, value in now.decisive.items():
+        if value != before[key]:
+            raise CheckpointError(
+                f"model.preprocessor.{key}: {short(value)} is not the {short(before[key])} of {checkpoint['path']}. A "
+                "run continues with the features that it began with; for others start a run under another "
+                "exp_manager.name."
+            )
+
+
+def _saved_config(checkpoint: Mapping[str, Any], *keys: str) -> Any:
+    """Return a part of the model's configuration in a checkpoint; None where there is none."""
     part: Any = checkpoint
-    for key in ("hyper_parameters", "cfg", "optim", "sched"):
+    for key in ("hyper_parameters", "cfg", *keys):
         part = part.get(key) if isinstance(part, Mapping) else None
-    return part is not None
+    return part
 
 
 def _check_tensors(checkpoint: Mapping[str, Any], trained: Trained) -> None:
@@ -399,13 +409,7 @@ def _check_kinds(weights: Mapping[str, Tensor], own: Mapping[str, Tensor], where
         if value.dtype != own[name].dtype:
             kinds = [str(tensor.dtype).removeprefix("torch.") for tensor in (value, own[name])]
             raise CheckpointError(f"{where}: its {name} is {kinds[0]}, not {kinds[1]}. Use an earlier checkpoint.")
-    try:
-        check_features(weights, own, where)
-    except CheckpointError as error:
-        raise CheckpointError(
-            f"{error} A run continues with the features that it began with; for others start a run under another "
-            "exp_manager.name."
-        ) from error
+    check_features(weights, own, where)
 
 
 SQUARES = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "exp_inf", "acc_delta", "step")

@@ -38,7 +38,7 @@ from nest_ssl.training.parallel import World, device_for, gpu_in_words, joined, 
 from nest_ssl.training.saving import Saver
 from nest_ssl.training.schedules import build_schedule
 from nest_ssl.training.sharding import shard
-from nest_ssl.training.state import Trained, TrainState, examine_checkpoint, read_checkpoint, restore
+from nest_ssl.training.state import Trained, TrainState, check_inputs, examine_checkpoint, read_checkpoint, restore
 from nest_ssl.training.step import Clipping, TrainStep
 from nest_ssl.training.stopping import EarlyStopping, TimeLimits, check_monitors
 from nest_ssl.training.validation import Validation, has_data, validation_sets
@@ -139,6 +139,7 @@ class Trainer:
                 content = None if self.checkpoint is None else read_checkpoint(self.checkpoint, mmap=True)
                 if self.checkpoint is not None and content is not None:
                     check_resumable(cfg.model.optim, content, self.checkpoint)
+                    check_inputs(cfg.model.preprocessor, content)
                 if self.is_global_zero:
                     log.info("run folder: %s%s", folder.path, _resumed_at(self.checkpoint, content))
                     for line in changed:
@@ -164,7 +165,7 @@ class Trainer:
         for path in kept:
             if path.is_file():
                 try:
-                    return changed_keys(parse_hparams(path.read_text()), cfg)
+                    return changed_keys(parse_hparams(path.read_text(encoding="utf-8")), cfg)
                 except (ValueError, OSError, yaml.YAMLError) as error:
                     log.warning("%s: cannot be read (%s): what changed since is not known.", path, error)
                     return []
@@ -530,7 +531,7 @@ class Fit:
             params = CheckpointConfig(
                 dirpath=params.dirpath, save_top_k=0, save_last=False, save_nemo_on_train_end=False
             )
-        return Saver(self.folder, params, self.cfg.name, self.world, self.watch)
+        return Saver(self.folder, params, self.exp.name or self.cfg.name, self.world, self.watch)
 
     def _early_stopping(self, has_validation: bool) -> EarlyStopping | None:
         if not self.exp.create_early_stopping_callback:

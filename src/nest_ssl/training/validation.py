@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from nest_ssl.config import DatasetConfig, TrainerConfig
+from nest_ssl.config.checks import printable
 from nest_ssl.config.parsing import MISSING
 from nest_ssl.data.randomness import Use, seed_everything
 from nest_ssl.training.metrics import VALIDATION_METRICS, TokenCounts, count_tokens
@@ -52,7 +53,7 @@ def validation_sets(config: DatasetConfig | None) -> dict[str, DatasetConfig]:
     sets: dict[str, DatasetConfig] = {}
     for place, manifest in enumerate(manifests):
         first = manifest if isinstance(manifest, str) else manifest[0]
-        name = Path(first.split(",")[0]).stem
+        name = printable(Path(first.split(",")[0]).stem)  # it becomes a column of metrics.csv
         if name in sets:
             name = f"{name}_{place}"
         sets[name] = dataclasses.replace(

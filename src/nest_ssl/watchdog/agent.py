@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
 from nest_ssl.files import replacing
-from nest_ssl.watchdog.beacon import NO_STEP, Beacon, RankMark, WorkerMark, hold
+from nest_ssl.watchdog.beacon import NO_STEP, Beacon, Hold, RankMark, WorkerMark
 from nest_ssl.watchdog.judge import flight
 from nest_ssl.watchdog.judge.failure import write_failure
 from nest_ssl.watchdog.rank import FINISHED, RESUMABLE, RankFacts, RankState
@@ -71,7 +71,7 @@ class RankAgent:
         self.oom_killer = OomKiller()
         self._stack_file: Any = None
         self._pid = os.getpid()
-        self._in_use = hold(beacon.folder)
+        self._in_use = Hold(beacon.folder)
 
     def start(self, parent: int) -> None:
         """Become visible: from now on a hang, a death or a signal of this process is seen and named.

@@ -23,7 +23,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from nest_ssl.watchdog.rank import RankState, Stage
 from nest_ssl.watchdog.system import OomKiller, birthmark, is_alive, is_still
@@ -110,17 +109,26 @@ def quantile_ns(counts: Sequence[int], share: float) -> int | None:
 # ---- who uses it ----
 
 
-def hold(folder: Path) -> BinaryIO | None:
-    """Show, as long as the returned file is open, that somebody uses the beacon in `folder`.
+class Hold:
+    """Shows, as long as it exists and is not closed, that somebody uses the beacon in `folder`.
 
-    Process numbers do not: containers that share /dev/shm have their own. None: this system has no such locks.
+    Process numbers do not: containers that share /dev/shm have their own. Windows has no such locks.
     """
-    if fcntl is None:
-        return None
-    file = (folder / LOCK).open("ab")
-    with contextlib.suppress(OSError):  # some network disks have none
-        fcntl.flock(file, fcntl.LOCK_SH)  # at most a moment: nobody keeps the other kind
-    return file
+
+    def __init__(self, folder: Path) -> None:
+        self._descriptor: int | None = None
+        if fcntl is None:
+            return
+        self._descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        with contextlib.suppress(OSError):  # some network disks have none
+            fcntl.flock(self._descriptor, fcntl.LOCK_SH)  # at most a moment: nobody keeps the other kind
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+        self._descriptor = None
+
+    __del__ = close
 
 
 def is_in_use(folder: Path) -> bool:
@@ -239,7 +247,7 @@ class Beacon:
         os.replace(temporary, path)  # whoever finds the file finds all of it
         beacon = cls(path)
         INT.pack_into(beacon.map, OWNER, os.getpid())
-        INT.pack_into(beacon.map, OOM_KILLS, OomKiller().kills())
+        INT.pack_into(beacon.map, OOM_KILLS, OomKiller(whole_host=True).kills())
         beacon.stop_step = beacon.stop_agreed = NO_STEP
         beacon.outcome = None
         for local_rank in range(local_ranks):
@@ -312,7 +320,7 @@ class Beacon:
 
     @property
     def oom_kills_before(self) -> int:
-        """The kernel's count of processes that it has ended for lack of memory, when the file was made."""
+        """The kernel's count of processes on this host that it had ended for lack of memory when the file was made."""
         return int(INT.unpack_from(self.map, OOM_KILLS)[0])
 
     @property

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nest_ssl.files import replacing
-from nest_ssl.watchdog.beacon import NO_STEP, Beacon, hold
+from nest_ssl.watchdog.beacon import NO_STEP, Beacon, Hold
 from nest_ssl.watchdog.judge import flight
 from nest_ssl.watchdog.judge.blame import Verdict
 from nest_ssl.watchdog.judge.failure import Failure, read_failures
@@ -40,7 +40,7 @@ class Node:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.beacon = Beacon(Path(settings.beacon))
-        self._in_use = hold(self.beacon.folder)
+        self._in_use = Hold(self.beacon.folder)
         self.recent = RecentDurations(self.beacon)
         self._limits = Limits(settings.floor_s, settings.init_s)
         self._oom_killer = OomKiller()

@@ -170,12 +170,13 @@ class RankRow:
 
     @classmethod
     def from_json(cls, row: dict[str, Any]) -> RankRow:
-        values = {name: row[name] for name in cls.__dataclass_fields__ if name in row}  # earlier versions had fewer
-        values |= {"state": RankState[row["state"].upper()], "stage": Stage[row["stage"].upper()]}
+        """Return the row, with every value checked: ValueError, KeyError, TypeError or AttributeError if one is odd."""
+        import msgspec  # here, since the monitor has to start fast
+
+        values = row | {"state": RankState[row["state"].upper()].value, "stage": Stage[row["stage"].upper()].value}
         if (gpu := row.get("gpu")) is not None:
-            known = {name: gpu[name] for name in GpuRow.__dataclass_fields__}
-            values["gpu"] = GpuRow(**known | {"stage": Stage[gpu["stage"].upper()]})
-        return cls(**values | {"workers": [WorkerRow(**worker) for worker in row["workers"]]})
+            values["gpu"] = gpu | {"stage": Stage[gpu["stage"].upper()].value}
+        return msgspec.convert(values, cls)
 
 
 @dataclass(frozen=True)

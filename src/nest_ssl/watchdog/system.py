@@ -25,6 +25,8 @@ T = TypeVar("T")
 DISK_ANSWERS_S = 2.0
 """A disk that takes longer than this to look something up counts as not responding."""
 IS_LINUX = sys.platform.startswith("linux")
+HAS_PROC = IS_LINUX and os.path.exists("/proc/self/stat")
+"""Not in every container: without it nobody may be taken for dead who cannot be seen."""
 KILLED = -9
 """The exit status of a process that SIGKILL has ended; Windows does not know the signal."""
 LESS_MEMORY = "lower model.train_ds.num_workers, prefetch_factor or prefetch_gb, or give the job more memory"
@@ -80,8 +82,13 @@ def while_stdout_lasts() -> Iterator[None]:
         sys.stdout.flush()
     except (OSError, ValueError) as error:
         say(f"nest-ssl: warning: stdout: {getattr(error, 'strerror', None) or error}")
-        with contextlib.suppress(OSError, ValueError):  # so that flushing at exit does not fail again
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        drop_stdout()
+
+
+def drop_stdout() -> None:
+    """Print to nowhere from now on, so that flushing at exit does not fail again, with exit code 120."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def within(seconds: float, work: Callable[[], T]) -> T:
@@ -204,7 +211,7 @@ def process_state(pid: int) -> str:
     """Return a letter of PROCESS_STATES; an empty string if there is no such process."""
     if sys.platform == "win32":
         return "S"  # os.kill(pid, 0) would be Ctrl-C there, so no process is taken for dead
-    if not IS_LINUX:
+    if not HAS_PROC:
         try:
             os.kill(pid, 0)
         except ProcessLookupError:
@@ -223,13 +230,14 @@ def is_alive(pid: int) -> bool:
 def birthmark(pid: int) -> int:
     """Return what a later process with the same pid will not have; 0: no such process, or unknown.
 
-    On Linux this is the time of its start, on macOS its session, which a rank shares only with its workers.
+    With /proc this is the time of its start, else its session, which a rank shares only with its workers.
     """
-    if IS_LINUX:
+    if HAS_PROC:
         stat = _read(f"/proc/{pid}/stat")
         return int(stat[stat.rindex(")") + 2 :].split()[19]) if stat else 0
     try:
-        return os.getsid(pid) if hasattr(os, "getsid") else 0  # Windows has none
+        # One that began outside this container has the number 0 here. Windows has no sessions.
+        return os.getsid(pid) + 1 if hasattr(os, "getsid") else 0
     except OSError:
         return 0
 
@@ -241,7 +249,7 @@ def is_still(pid: int, mark: int) -> bool:
 
 def children_of(parents: set[int]) -> set[int]:
     """Return all living descendants of `parents`."""
-    if not IS_LINUX:
+    if not HAS_PROC:
         return set()
     parent_of: dict[int, int] = {}
     for entry in os.listdir("/proc"):
@@ -305,15 +313,16 @@ def memory_facts() -> dict[str, str]:
 class OomKiller:
     """What the kernel's OOM killer has done since this was made, in this process's cgroup or on the whole machine.
 
-    `root` is where /proc and /sys are.
+    `root` is where /proc and /sys are. Processes of several cgroups can compare only the counts of the `whole_host`.
     """
 
-    def __init__(self, root: str = "") -> None:
+    def __init__(self, root: str = "", *, whole_host: bool = False) -> None:
         self._root = root
-        folders = self._cgroup_folders()
+        folders = [] if whole_host else self._cgroup_folders()
         counters = [f"{folder}/{name}" for folder in folders for name in ("memory.events", "memory.oom_control")]
         found = (path for path in (*counters, f"{root}/proc/vmstat") if self._count(path) is not None)
         self._counter = next(found, None)
+        self._whose = "of this job" if self._counter in counters else "on this host"
         limits = [f"{folder}/{name}" for folder in folders for name in ("memory.max", "memory.limit_in_bytes")]
         self._limit = next((path for path in limits if _read(path).strip().isdigit()), None)
         self.before = self.kills()
@@ -345,8 +354,8 @@ class OomKiller:
         limit_gb = int(_read(self._limit)) / 1e9 if self._limit is not None else total_gb
         limited = f", of which this job may use {limit_gb:.1f}" if limit_gb < total_gb else ""
         return (
-            f"the kernel's OOM killer has ended {kills} process{'' if kills == 1 else 'es'} of this job; the host has "
-            f"{total_gb:.1f} GB of memory{limited}"
+            f"the kernel's OOM killer has ended {kills} process{'' if kills == 1 else 'es'} {self._whose}; the host "
+            f"has {total_gb:.1f} GB of memory{limited}"
         )
 
 

@@ -148,6 +148,21 @@ def test_ffmpeg_reads_what_libsndfile_does_not(codec: str, container: str, rate:
     assert correlation(samples, tone(2 * rate, rate)) > 0.98
 
 
+def test_a_recording_whose_rate_changes_in_the_middle_is_one_bad_file() -> None:
+    data = av_encoded("aac", "adts") + av_encoded("aac", "adts", 44_100)
+    for read in (audio_info, verify_audio, partial(read_audio, sample_rate=RATE)):
+        with pytest.raises(AudioError, match=r"radio\.aac: .*its sample rate or channels change in the middle"):
+            read(data, name="radio.aac")
+
+
+def test_a_header_that_points_beyond_any_file_is_one_bad_file(tmp_path: Path) -> None:
+    data = av_encoded("wmav2", "asf", 44_100)
+    path = tmp_path / "x.wma"
+    path.write_bytes(data[:44] + b"\xff" * 8 + data[52:])
+    with pytest.raises(AudioError, match=r"x\.wma: .*FFmpeg: Invalid argument"):
+        verify_audio(path)
+
+
 @pytest.mark.parametrize("container", ["matroska", "mp4", "ogg"])
 def test_an_offset_through_ffmpeg_gives_the_same_samples_as_the_whole_file(container: str) -> None:
     data = av_encoded("flac" if container != "mp4" else "alac", container)

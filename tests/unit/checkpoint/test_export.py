@@ -45,6 +45,20 @@ def exported(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[EncDecMask
     return model, tmp_path / "hf"
 
 
+def test_a_full_disk_is_named_and_leaves_no_half_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers", reason="needs nest-ssl[hf]")
+    from safetensors import SafetensorError
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    checkpoint_of({}, tmp_path / "nest.nemo")
+    monkeypatch.setattr("transformers.modeling_utils.safe_save_file", fail)
+    with pytest.raises(OSError, match=r"/hf: cannot be written: I/O error: No space left on device"):
+        export_checkpoint(tmp_path / "nest.nemo", tmp_path / "hf", "huggingface")
+    assert [path.name for path in tmp_path.iterdir()] == ["nest.nemo"]
+
+
 def test_auto_model_gives_our_hidden_states(exported: tuple[EncDecMaskedTokenPredModel, Path]) -> None:
     from transformers import AutoModel
 
@@ -76,6 +90,9 @@ def test_the_ctc_model_has_our_encoder(exported: tuple[EncDecMaskedTokenPredMode
     labels = torch.tensor([[1, 2, 3], [4, 5, ctc.config.pad_token_id]])
     loss = ctc(input_features=mels, attention_mask=torch.ones(2, 96, dtype=torch.bool), labels=labels).loss
     assert torch.isfinite(loss)
+    export_checkpoint(folder.parent / "nest.nemo", folder.parent / "again", "huggingface")
+    again = ParakeetForCTC.from_pretrained(folder.parent / "again" / "ctc").state_dict()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in ctc.state_dict().items())  # its random head too
 
 
 def test_the_feature_extractor_gives_our_mels(exported: tuple[EncDecMaskedTokenPredModel, Path]) -> None:

@@ -108,6 +108,7 @@ def test_a_model_on_the_hub_is_found_in_its_local_cache(
     ("keys", "words"),
     [
         ({"init_from_nemo_model": "/nowhere.nemo"}, "init_from_nemo_model: /nowhere.nemo: no such file"),
+        ({"init_from_pretrained_model": "tests"}, "init_from_pretrained_model: tests: is not a model file"),
         ({"init_from_ptl_ckpt": "/nowhere.ckpt"}, "/nowhere.ckpt: no such file"),
         ({"init_from_nemo_model": "a", "init_from_ptl_ckpt": "b"}, "use only one of them"),
         ({"init_from_nemo_model": {"a": {"include": ["x"]}}}, "init_from_nemo_model.a: expected a mapping with 'path'"),
@@ -144,5 +145,17 @@ def test_features_stay_those_of_the_configuration_and_another_rate_is_a_warning(
 
 
 def test_nothing_that_fits_is_an_error(nemo: Path) -> None:
-    with pytest.raises(CheckpointError, match="nothing in .* fits the model"):
+    with pytest.raises(CheckpointError, match=r"nothing in .* with include \['no_such_part'\] .* fits the model"):
         init(tiny_model(), init_from_nemo_model={"a": {"path": str(nemo), "include": ["no_such_part"]}})
+
+
+@pytest.mark.parametrize("change", [{"encoder.d_model": 64}, {"encoder.ff_expansion_factor": 8}])
+def test_an_encoder_of_another_width_is_refused_unless_it_is_left_out(nemo: Path, change: dict[str, Any]) -> None:
+    model = EncDecDenoiseMaskedTokenPredModel(model_section(change))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(CheckpointError, match=r"init_from_nemo_model: .*source\.nemo: most of its encoder .*exclude:"):
+        init(model, init_from_nemo_model=str(nemo))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    options = {"path": str(nemo), "exclude": ["encoder.layers", "encoder.pre_encode.out"]}
+    (result,) = init(model, init_from_nemo_model={"a": options})
+    assert any(name.startswith("encoder.pre_encode.conv") for name in result.loaded)

@@ -217,3 +217,25 @@ def test_a_configuration_in_a_file_reads_no_environment(
     with pytest.raises(CheckpointError, match=r"its configuration calls a resolver \(\$\{name:…\}\); refused") as error:
         load(path)
     assert "hunter2" not in str(error.value)
+
+
+@pytest.mark.parametrize("suffix", [".nemo", ".ckpt", ".safetensors"])
+@pytest.mark.parametrize("name", ["model.pt", "model.nemo", "model"])
+def test_a_renamed_file_is_known_by_its_content(tmp_path: Path, suffix: str, name: str) -> None:
+    model, path = tiny_model(), tmp_path / f"original{suffix}"
+    if suffix == ".safetensors":
+        pytest.importorskip("safetensors", reason="needs nest-ssl[hf]")
+        write_safetensors(model, path)
+    elif suffix == ".ckpt":
+        config = nemo_config(model.cfg, type(model).__name__)
+        torch.save({"state_dict": model.state_dict(), "hyper_parameters": {"cfg": config}}, path)
+    else:
+        model.save_to(path)
+    assert load(path.rename(tmp_path / name)).state_dict().keys() == model.state_dict().keys()
+
+
+def test_weights_in_bfloat16_are_not_mistaken_for_those_of_other_features(tmp_path: Path) -> None:
+    model = tiny_model()
+    weights = {k: v.bfloat16() if v.is_floating_point() else v for k, v in model.state_dict().items()}
+    write_nemo(tmp_path / "x.nemo", nemo_config(model.cfg, type(model).__name__), weights)
+    assert torch.isfinite(load(tmp_path / "x.nemo").preprocessor.featurizer.fb).all()

@@ -35,6 +35,15 @@ def run_dir(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+@pytest.mark.parametrize(("content", "words"), [(b"", "last.ckpt, damaged"), (b"PK\5\6" + bytes(18), "last.ckpt\n")])
+def test_a_newest_checkpoint_that_was_cut_is_called_damaged(run_dir: Path, content: bytes, words: str) -> None:
+    (run_dir / "checkpoints").mkdir()
+    (run_dir / "checkpoints" / "last.ckpt").write_bytes(content)
+    result = CliRunner().invoke(app, ["doctor", str(run_dir)])
+    assert result.exit_code == 0
+    assert words in result.output.replace("\nlast", "last")
+
+
 def test_a_live_run_is_read_from_its_beacon(run_dir: Path) -> None:
     result = CliRunner().invoke(app, ["doctor", str(run_dir)])
     assert result.exit_code == 0, result.output

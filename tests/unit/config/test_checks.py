@@ -112,6 +112,19 @@ REFUSED = {
     "model.preprocessor.lowfreq=7900": "model.preprocessor.features: 3 frequencies between lowfreq and highfreq",
     "exp_manager.exp_dir='$HOME/runs'": "exp_manager.exp_dir: '$HOME/runs' is not a path",
     "exp_manager.exp_dir='file:///runs'": "exp_manager.exp_dir: 'file:///runs' is not a path",
+    "exp_manager.exp_dir=": "exp_manager.exp_dir: is empty. Give a path, or null for none.",
+    "exp_manager.explicit_log_dir=''": "exp_manager.explicit_log_dir: is empty",
+    "exp_manager.resume_from_checkpoint=": "exp_manager.resume_from_checkpoint: is empty",
+    "exp_manager.checkpoint_callback_params.dirpath=": "exp_manager.checkpoint_callback_params.dirpath: is empty",
+    "exp_manager.checkpoint_callback_params.filename=a/b": "filename: 'a/b' is not the name of a file. Give the folder",
+    "exp_manager.checkpoint_callback_params.prefix=a/b": "prefix: 'a/b' is not the name of a file. Give the folder",
+    "model.preprocessor.dither=1": "model.preprocessor.dither: 1.0 is more than 0.1. Samples are between -1 and 1",
+    "model.optim.lr=1e30": "model.optim.lr: 1e+30 is more than 1000",
+    "model.preprocessor.log_zero_guard_value=1e12": "model.preprocessor.log_zero_guard_value: 1000000000000.0 is more",
+    "model.train_ds.concat_sampling_temperature=1e-300": "concat_sampling_temperature: 1e-300 is less than 0.1",
+    "model.train_ds.cuts_path=x.jsonl": "model.train_ds.cuts_path: needs 'use_lhotse: true'",
+    "model.train_ds.shar_path=x": "model.train_ds.shar_path: needs 'use_lhotse: true'",
+    "exp_manager.version=1.10": "expected str | None, got 1.1. Text that looks like a number or a switch needs quotes",
     "model.optim.eps=0": "model.optim.eps: 0.0 is not greater than 0",
     "model.encoder.reduction_factor=2": "model.encoder.reduction_factor: 2 exists in NeMo but not in nest-ssl",
     "model.quantizer.time_ahead=true": "model.quantizer.time_ahead: True exists in NeMo",
@@ -159,8 +172,29 @@ def test_what_is_possible_but_rarely_meant_gets_one_line() -> None:
     odd += ["exp_manager.ema.enable=true", "exp_manager.ema.every_n_steps=1000"]
     keys = [line.split(":")[0] for line in compose("nest_demo", odd).unlikely()]
     whole_block = compose("nest_demo", ["model.masking.block_size=2000", "model.train_ds.max_duration=20"])
-    assert whole_block.unlikely()[0].startswith("model.masking.block_size: 2000 frames are no block for utterances")
+    assert whole_block.unlikely()[0].startswith("model.masking.block_size: 2000 frames are more than max_mask_ratio")
+    ratio = compose("nest_demo", ["model.masking.max_mask_ratio=0.001", "model.train_ds.max_duration=20"])
+    assert "max_mask_ratio, 0.001, of utterances" in ratio.unlikely()[0]
     assert keys == [
         *("model.optim.lr", "model.optim.sched.warmup_steps", "exp_manager.ema.every_n_steps"),
         *("model.test_ds", "model.masking.block_size"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("override", "switch"),
+    [
+        ("bucket_duration_bins=[3,9]", "use_bucketing=true"),
+        (
+            "concat_sampling_probabilities=[0.5,0.5] is_concat=true",
+            "is_concat=true and concat_sampling_technique=random",
+        ),
+        ("bucketing_weights=[1,2]", "bucketing_batch_size"),
+        ("tarred_audio_filepaths=a.tar", "is_tarred=true"),
+        ("quadratic_duration=30", "batch_duration"),
+    ],
+)
+def test_a_key_of_the_data_without_its_switch_gets_one_line(override: str, switch: str) -> None:
+    for section in ("train_ds", "validation_ds"):
+        lines = compose("nest_demo", [f"model.{section}.{one}" for one in override.split()]).unlikely()
+        assert lines == [f"model.{section}.{override.split('=')[0]}: has no effect without {switch}."]

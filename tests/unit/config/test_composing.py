@@ -218,3 +218,33 @@ def test_a_yaml_that_is_no_mapping_is_refused_by_its_file(tmp_path: Path, conten
     (tmp_path / "my.yaml").write_text(content)
     with pytest.raises(ConfigError, match=r"my\.yaml: expected a mapping of keys"):
         compose("my", [], tmp_path)
+
+
+def test_a_yaml_that_is_based_on_itself_is_called_a_circle(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("defaults: [b, _self_]\n")
+    (tmp_path / "b.yaml").write_text("defaults: [a, _self_]\n")
+    with pytest.raises(ConfigError, match=r"a\.yaml: leads in a circle: a file in its 'defaults:' list"):
+        compose("a", config_path=tmp_path)
+
+
+def test_a_yaml_in_a_subfolder_is_based_on_the_packaged_ones_and_one_elsewhere_is_pointed_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "sub").mkdir()
+    path = tmp_path / "sub" / "my.yaml"
+    path.write_text("defaults: [nest_demo, _self_]\nseed: 5\nhydra: {run: {dir: x}}\n")
+    assert compose("sub/my", config_path=tmp_path).seed == compose(str(path)).seed == 5
+    assert "my.yaml: 'hydra:' has no effect" in caplog.text
+    monkeypatch.chdir(tmp_path / "sub")
+    with pytest.raises(ConfigError, match=r"For my\.yaml use '--config-path \. --config-name my'"):
+        compose("my.yaml")
+
+
+def test_letters_other_than_ascii_need_no_quotes() -> None:
+    cfg = compose("nest_demo", ["exp_manager.name=käse", "model.train_ds.manifest_filepath=数据/train.jsonl"])
+    assert cfg.exp_manager is not None
+    assert cfg.exp_manager.name == "käse"
+    assert cfg.model.train_ds is not None
+    assert cfg.model.train_ds.manifest_filepath == "数据/train.jsonl"
+    with pytest.raises(ConfigError, match="max_steps: expected int, got '４'"):
+        compose("nest_demo", ["trainer.max_steps=４"])

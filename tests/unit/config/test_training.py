@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from nest_ssl.config import NestConfig, compose
-from nest_ssl.config.training import IGNORED_ON_RESUME, REFUSED_ON_RESUME, changed_keys
+from nest_ssl.config.training import IGNORED_ON_RESUME, changed_keys
 
 
 def test_every_key_that_changed_since_the_checkpoint_is_listed_with_its_effect() -> None:
@@ -18,19 +18,17 @@ def test_every_key_that_changed_since_the_checkpoint_is_listed_with_its_effect()
             "init_from_ptl_ckpt=other.ckpt",
             "model.optim.sched.last_epoch=5",
             "trainer.logger=true",
-            "model.preprocessor.lowfreq=50",
         ],
     )
     lines = {line.split(":")[0]: line for line in changed_keys(before, now)}
     assert set(lines) == {
         *("model.optim.weight_decay", "trainer.gradient_clip_val", "init_from_ptl_ckpt"),
-        *("model.optim.sched.last_epoch", "trainer.logger", "model.preprocessor.lowfreq"),
+        *("model.optim.sched.last_epoch", "trainer.logger"),
     }
     assert lines["model.optim.weight_decay"].endswith("→ 0.5: takes effect")
     assert lines["init_from_ptl_ckpt"].endswith("ignored, because the checkpoint's weights are used")
     assert "position on the schedule" in lines["model.optim.sched.last_epoch"]
     assert "exp_manager creates the loggers" in lines["trainer.logger"]
-    assert "→ 50.0: is refused: a run continues with the features" in lines["model.preprocessor.lowfreq"]
 
 
 def test_the_same_configuration_has_no_changed_keys() -> None:
@@ -39,9 +37,9 @@ def test_the_same_configuration_has_no_changed_keys() -> None:
     assert changed_keys({}, cfg) == changed_keys(None, cfg)[:0] == []
 
 
-def test_every_key_that_is_ignored_or_refused_on_resume_exists() -> None:
+def test_every_key_that_is_ignored_on_resume_exists() -> None:
     cfg = compose("nest_demo")
-    for key in (*IGNORED_ON_RESUME, *REFUSED_ON_RESUME):
+    for key in IGNORED_ON_RESUME:
         section: object = cfg
         for name in key.split("."):
             assert hasattr(section, name), key

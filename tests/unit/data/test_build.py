@@ -110,12 +110,24 @@ def test_more_buckets_than_lhotse_can_fill_are_refused(corpus: Corpus) -> None:
         next(iter(build_loader(config)))
 
 
+def test_a_manifest_of_shards_without_its_shards_is_refused_with_the_keys_to_set(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    path = tmp_path / "sharded_manifests" / "manifest_0.json"
+    path.parent.mkdir()
+    path.write_text('{"audio_filepath": "0.wav", "duration": 2.0}\n')
+    with pytest.raises(
+        ValueError, match=r"manifest_0\.json: its audio is in tar shards\. Set is_tarred=true and tarred"
+    ):
+        build_loader(corpus.config(manifest_filepath=str(path)))
+
+
 def test_missing_or_contradicting_keys_are_refused(corpus: Corpus) -> None:
     with pytest.raises(ValueError, match="batch_size: a value is needed"):
         build_loader(corpus.config(batch_size=None))
     with pytest.raises(ValueError, match="manifest_filepath: a value is needed"):
         build_loader(DatasetConfig(batch_size=2))
-    with pytest.raises(ValueError, match="no utterance is left"):
+    with pytest.raises(ValueError, match=r"no utterance is left.* durations are [\d.]+ to [\d.]+ s\. Set other limits"):
         build_loader(corpus.config(min_duration=50.0))
     with pytest.raises(ValueError, match="22 utterances do not fill one batch on each of 8 ranks"):
         build_loader(corpus.config(drop_last=True), world_size=8)

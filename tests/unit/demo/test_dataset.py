@@ -150,6 +150,13 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mon
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_a_killed_call_has_left_is_removed(tmp_path: Path) -> None:
+    nobody = 2**22 + 1  # more than Linux numbers processes
+    (tmp_path / f".data.{nobody}-part.tmp" / "train").mkdir(parents=True)
+    make(tmp_path / "data")
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
 def test_the_working_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="is the working folder"):

@@ -24,6 +24,7 @@ from nest_ssl.extract import extract as extract_module
 from nest_ssl.extract.extract import ExtractOptions
 from nest_ssl.extract.files import FORMATS, FeatureStore, FileStore, read_features
 from nest_ssl.extract.inputs import Item, batches, list_items, measured
+from nest_ssl.files import remove
 from nest_ssl.watchdog.system import SlowFiles
 from tests.helpers import tiny_model
 from tests.unit.probe.speech_like import RATE, read_lines, tone, write_corpus
@@ -139,6 +140,39 @@ def test_a_file_that_was_replaced_gets_new_features(
     after = stored(out)
     assert [name for name in before if not np.array_equal(before[name], after[name])] == [path]
     np.testing.assert_allclose(after[path], extractor(path).numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "deleted"),
+    [("npy", ""), ("shards", ""), ("npy", "features"), ("shards", "shard-00000.safetensors")],
+)
+def test_features_that_are_deleted_meanwhile_are_an_error_and_the_same_command_writes_them(
+    extractor: FeatureExtractor, manifest: Path, tmp_path: Path, kind: str, deleted: str
+) -> None:
+    out, options = tmp_path / "out", ExtractOptions(format=kind, batch_s=0.1, shard_mb=1e-6)
+
+    def delete_once(done: int, total: int) -> None:
+        if done == 3:
+            remove(out / deleted)
+
+    if not deleted:  # a script that starts with `rm -rf out`
+        with pytest.raises(OSError, match="No such file or directory: .*/out"):
+            extract_features(extractor, manifest, out, options, delete_once)
+        assert not out.exists()
+    else:
+        with pytest.raises(ValueError, match=r"out: .* deleted the features of \d of 6 utterances .* again"):
+            extract_features(extractor, manifest, out, options, delete_once)
+    result = extract_features(extractor, manifest, out, options)
+    assert len(stored(out)) == 6
+    assert result.num_new > 0
+
+
+def test_settings_that_are_deleted_meanwhile_are_written_again(
+    extractor: FeatureExtractor, manifest: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    extract_features(extractor, manifest, out, report=lambda done, total: remove(out / "extract.json"))
+    assert extract_features(extractor, manifest, out).num_kept == 6
 
 
 def test_a_truncated_shard_is_named(extractor: FeatureExtractor, manifest: Path, tmp_path: Path) -> None:
@@ -363,6 +397,6 @@ def test_features_that_are_not_finite_are_an_error_and_not_written(manifest: Pat
     model = tiny_model()
     with torch.no_grad():
         model.encoder.get_parameter("layers.0.norm_out.weight").fill_(3e38)
-    with pytest.raises(ValueError, match="the features are not finite: the model's weights are damaged"):
+    with pytest.raises(ValueError, match="its features of .* are not finite: the weights are damaged"):
         extract_features(FeatureExtractor(model, device="cpu"), manifest, tmp_path / "out", ExtractOptions())
     assert not list((tmp_path / "out").rglob("*.npy"))

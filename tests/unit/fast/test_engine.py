@@ -494,9 +494,13 @@ class TestOnAGpu:
         assert step.engine.num_graphs == 2
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+        all_time = torch.cuda.memory_stats()["allocated_bytes.all.allocated"]
         for batch in batches * 2:
             train_on(step, batch)
         assert (torch.cuda.memory_allocated(), torch.cuda.memory_reserved()) == before
+        # What was allocated and freed again counts too: not even one copy of the gradients in four steps.
+        gradient_bytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+        assert torch.cuda.memory_stats()["allocated_bytes.all.allocated"] - all_time < gradient_bytes
 
     def test_plain_fused_and_captured_steps_agree(self) -> None:
         plain = tiny_model(EXACT).cuda().train()

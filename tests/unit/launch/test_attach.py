@@ -16,11 +16,11 @@ from tests.unit.watchdog.facts import monitor_settings
 def test_a_local_rank_that_another_process_has_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nest_ssl.launch.launcher.shared_memory_folder", lambda: tmp_path)
     facts = RankFacts(1, 0, 2, 2, 0, "environment", "127.0.0.1", 1234)
-    folder = make_beacon_folder(_token(facts))
+    folder = make_beacon_folder(_token(facts), "")
     Beacon.create(folder / "beacon", local_ranks=2, first_rank=0, world_size=2, workers_per_rank=1)
     with (
         pytest.raises(ValueError, match="LOCAL_RANK=0: process"),
-        attached(facts, {}, workers_per_rank=1, wants_monitor=True),
+        attached(facts, {"run_dir": ""}, workers_per_rank=1, wants_monitor=True),
     ):
         pass
 

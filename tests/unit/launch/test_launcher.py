@@ -21,7 +21,7 @@ from nest_ssl.launch import launcher as launch
 from nest_ssl.launch.attach import _token
 from nest_ssl.launch.launcher import Job, KeptMonitor, check_address, check_port, free_port
 from nest_ssl.launch.ranks import ALONE
-from nest_ssl.watchdog.beacon import INT, OWNER, Beacon, hold
+from nest_ssl.watchdog.beacon import INT, OWNER, Beacon, Hold
 from nest_ssl.watchdog.rank import RankFacts
 from nest_ssl.watchdog.report.status import Settings
 from nest_ssl.watchdog.system import is_alive
@@ -90,7 +90,8 @@ def incident(run_dir: Path) -> dict[str, Any]:
     return content
 
 
-def test_ranks_that_finish_are_a_finished_job_without_output(tmp_path: Path) -> None:
+def test_ranks_that_finish_are_a_finished_job_without_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONWARNINGS", "error::ResourceWarning")  # of a file that nobody closes
     code, stderr = run(job(tmp_path, "ok", "ok"))
     assert (code, stderr) == (0, "")
     status = json.loads((tmp_path / "watchdog" / "node0.json").read_text())
@@ -343,14 +344,13 @@ def test_a_beacon_is_kept_while_anybody_uses_it_even_in_another_container(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "shared_memory_folder", lambda: tmp_path)
-    folder = launch.make_beacon_folder("a")
+    folder = launch.make_beacon_folder("a", "")
     INT.pack_into(beacon_in(folder).map, OWNER, 2**22 + 1)  # a number that means nothing in this container
-    lock = hold(folder)
-    assert lock is not None
-    launch.make_beacon_folder("b")
+    lock = Hold(folder)
+    launch.make_beacon_folder("b", "")
     assert folder.is_dir()
     lock.close()
-    launch.make_beacon_folder("c")
+    launch.make_beacon_folder("c", "")
     assert not folder.exists()
 
 
@@ -365,7 +365,7 @@ def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytes
     launch.beacon_folder("open").chmod(0o777)
     for token in ("link", "file", "open"):
         with pytest.raises((ValueError, FileExistsError)):
-            launch.make_beacon_folder(token)
+            launch.make_beacon_folder(token, "")
     launch.beacon_folder("foreign").mkdir(mode=0o700)
     monkeypatch.setattr(os, "getuid", lambda: 54321)
     with pytest.raises(ValueError, match="belongs to you alone"):
@@ -379,7 +379,7 @@ def test_beacons_of_a_stranger_are_not_removed(tmp_path: Path, monkeypatch: pyte
     elsewhere.mkdir()
     INT.pack_into(beacon_in(elsewhere).map, OWNER, 2**22 + 1)
     launch.beacon_folder("link").symlink_to(elsewhere)
-    launch.make_beacon_folder("a")
+    launch.make_beacon_folder("a", "")
     assert (elsewhere / "beacon").is_file()
 
 

@@ -212,6 +212,13 @@ def test_more_ranks_than_gpus_are_refused_before_anything_is_written(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_debug_level_that_torch_does_not_know_is_refused() -> None:
+    for env in ({}, {"TORCH_DISTRIBUTED_DEBUG": "detail"}):
+        ranks.check_debug_level(env)
+    with pytest.raises(ValueError, match="TORCH_DISTRIBUTED_DEBUG=yes: is not OFF, INFO or DETAIL"):
+        ranks.check_debug_level({"TORCH_DISTRIBUTED_DEBUG": "yes"})
+
+
 @pytest.mark.parametrize(
     ("backend", "value", "is_good"),
     [

@@ -12,6 +12,7 @@ from nest_ssl.modules import AudioToMelSpectrogramPreprocessor
 from nest_ssl.modules.features import mel_filters, pre_emphasised
 from nest_ssl.modules.inputs import valid_frames
 
+HAS_GPU = torch.cuda.is_available()
 GOLDEN = Path(__file__).parents[2] / "parity" / "golden"
 OPTIONS = {"window_size": 0.025, "features": 80, "n_fft": 512}
 
@@ -58,12 +59,16 @@ def test_frames_past_the_end_are_zero_whatever_the_samples_there(options: dict[s
     assert torch.isfinite(mels).all()
 
 
-def test_pre_emphasis_rounds_the_product_and_the_difference() -> None:
+@pytest.mark.parametrize(
+    "device",
+    ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="no CUDA GPU")])],
+)
+def test_pre_emphasis_rounds_the_product_and_the_difference(device: str) -> None:
     audio = (0.1 * torch.randn(2, 4_000)).cumsum(1)  # neighbours are close: the difference nearly cancels
     samples = audio.numpy()
     product = (np.float32(0.97) * samples[:, :-1]).astype(np.float32)
     expected = np.concatenate((samples[:, :1], samples[:, 1:] - product), axis=1)
-    assert np.array_equal(pre_emphasised(audio, 0.97).numpy(), expected)
+    assert np.array_equal(pre_emphasised(audio.to(device), 0.97).cpu().numpy(), expected)
     fused = torch.sub(audio[:, 1:].double(), audio[:, :-1].double(), alpha=float(np.float32(0.97))).float()
     assert not np.array_equal(fused.numpy(), expected[:, 1:])  # one rounding would show
 

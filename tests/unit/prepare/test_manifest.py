@@ -50,6 +50,20 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def test_a_manifest_is_not_replaced_when_not_one_file_can_be_read_any_more(corpus: Path) -> None:
+    listed, output = corpus.parent / "list.txt", corpus.parent / "m.jsonl"
+    listed.write_text("".join(f"{path}\n" for path in sorted(corpus.glob("speaker_*/*.wav"))))
+    prepare_manifest(listed, output)
+    before = output.read_bytes()
+    corpus.rename(corpus.with_name("not mounted"))
+    with pytest.raises(ValueError, match=r"list.txt: contains no usable audio: .*\.wav: No such file.* all 12 reasons"):
+        prepare_manifest(listed, output)
+    assert output.read_bytes() == before
+    assert len(lines(corpus.parent / "m.bad.jsonl")) == 12
+    corpus.with_name("not mounted").rename(corpus)
+    assert prepare_manifest(listed, output).num_good == 12
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_good_files_are_measured_and_bad_files_listed_with_the_reason(corpus: Path, num_workers: int) -> None:
     output = corpus.parent / "m.jsonl"
@@ -240,6 +254,36 @@ def test_a_complete_run_measures_files_that_were_added_or_replaced(
     after = prepare()
     assert after.duration_s == pytest.approx(before.duration_s + 2.0)
     assert sum(line["duration"] for line in lines(output)) == pytest.approx(after.duration_s)
+
+
+@pytest.mark.parametrize("num_jobs", [0, 2])
+def test_a_manifest_that_was_changed_is_neither_taken_for_complete_nor_replaced_unasked(
+    corpus: Path, tmp_path: Path, num_jobs: int
+) -> None:
+    output = tmp_path / "m.jsonl"
+    for number in range(num_jobs):
+        prepare_manifest(corpus, output, job=Job(number, num_jobs))
+    if num_jobs:
+        merge_jobs(corpus, output, num_jobs)
+    else:
+        prepare_manifest(corpus, output)
+    whole = output.read_bytes()
+    output.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(
+        ValueError, match=r"m\.jsonl: was changed since it was made \(.* bytes, then .*\)\. Give --restart"
+    ):
+        prepare_manifest(corpus, output)
+    assert output.read_bytes() == whole[: len(whole) // 2]
+    prepare_manifest(corpus, output, restart=True)
+    assert output.read_bytes() == whole
+
+
+def test_what_a_killed_run_has_left_of_its_state_is_removed(corpus: Path, tmp_path: Path) -> None:
+    nobody = 2**22 + 1  # more than Linux numbers processes
+    left_over = tmp_path / f".m.jsonl.state.{nobody}-0a1b2c3d.tmp"
+    left_over.touch()
+    prepare_manifest(corpus, tmp_path / "m.jsonl")
+    assert not left_over.exists()
 
 
 def test_killed_between_the_renames_it_only_repeats_the_rename(corpus: Path, tmp_path: Path) -> None:

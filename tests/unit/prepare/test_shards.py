@@ -97,9 +97,9 @@ def test_audio_whose_name_is_only_dots_keeps_its_suffix_in_a_shard(manifest: Pat
 
 def test_shards_that_are_there_are_left_and_a_half_written_one_is_made_again(manifest: Path, tmp_path: Path) -> None:
     folder = tmp_path / "tarred"
-    assert write_shards(manifest, folder, 4, shards=[1, 3]) == 2
+    assert write_shards(manifest, folder, 4, shards=[0, 1, 3]) == 3
+    shard_manifest_path(folder, 0).unlink()  # killed before the last rename
     assert not join_shard_manifests(folder, 4)
-    (folder / "audio_0.tar").write_bytes(b"killed after the first rename")
     (folder / "audio_2.tar.partial").write_bytes(b"killed while writing")
     assert write_shards(manifest, folder, 4) == 2
     write_shards(manifest, tmp_path / "undisturbed", 4)
@@ -120,9 +120,32 @@ def test_shards_of_another_corpus_are_refused_and_left(manifest: Path, tmp_path:
     lines = manifest.read_text().splitlines(keepends=True)
     other = manifest.with_name("other.jsonl")
     other.write_text("".join(lines[::-1]))  # as many, with other audio in each place
-    with pytest.raises(ValueError, match="manifest_0.json: shards of other data. Give another folder"):
+    with pytest.raises(ValueError, match="manifest_0.json: shards of other data, .* Give another folder"):
         write_shards(other, tmp_path / "tarred", 4)
     assert tar_path(tmp_path / "tarred", 0).read_bytes() == before
+
+
+@pytest.mark.parametrize("missing", [["manifest_0.json.state"], ["manifest_0.json.state", "manifest_0.json"]])
+def test_shards_that_another_program_wrote_are_refused_and_left(
+    manifest: Path, tmp_path: Path, missing: list[str]
+) -> None:
+    folder = tmp_path / "tarred"
+    write_shards(manifest, folder, 4)
+    for name in missing:
+        (folder / "sharded_manifests" / name).unlink()
+    tar_path(folder, 0).write_bytes(b"of another corpus")
+    with pytest.raises(ValueError, match="_0.*: shards of other data.* Give another folder, or remove them"):
+        write_shards(manifest, folder, 4)
+    assert tar_path(folder, 0).read_bytes() == b"of another corpus"
+
+
+def test_a_shard_whose_manifest_is_damaged_is_written_again(manifest: Path, tmp_path: Path) -> None:
+    write_shards(manifest, tmp_path, 4)
+    path = shard_manifest_path(tmp_path, 1)
+    whole = path.read_bytes()
+    path.write_bytes(bytes(len(whole)))
+    assert write_shards(manifest, tmp_path, 4) == 1
+    assert path.read_bytes() == whole
 
 
 def test_a_shard_whose_audio_was_replaced_or_whose_tar_is_cut_is_written_again(manifest: Path, tmp_path: Path) -> None:

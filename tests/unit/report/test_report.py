@@ -19,6 +19,7 @@ from nest_ssl.report import examples as run_examples
 from nest_ssl.report.charts import TOP
 from nest_ssl.report.examples import examine
 from nest_ssl.report.report import duration, look_at_checkpoint, make_report, open_run, write_run_report
+from tests.helpers import tiny_model
 from tests.unit.drawing.page_parser import assert_needs_no_network
 from tests.unit.report.fake_run import COMMIT, make_run, remove_audio, rows, write_metrics
 
@@ -225,6 +226,13 @@ def test_a_checkpoint_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     run = make_run(tmp_path, checkpoint=None)
     (run / "checkpoints" / "last.ckpt").write_bytes(b"half of it")
     assert "last.ckpt: not a readable training checkpoint" in report(run)
+
+
+def test_a_checkpoint_of_another_model_is_not_evaluated(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    other = tiny_model({"encoder.d_model": 16})
+    other.save_to(run / "checkpoints" / "fake.nemo")
+    assert "fake.nemo: not the model that hparams.yaml describes: " in report(run)
 
 
 def test_missing_audio_is_named(tmp_path: Path) -> None:

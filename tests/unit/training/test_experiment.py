@@ -15,6 +15,8 @@ from nest_ssl.training.experiment import (
     VERSION_VARIABLE,
     _cannot_be_written,
     check_all_name_it_alike,
+    created,
+    describe,
     git_commit,
     named_for_ranks,
     run_folder,
@@ -84,6 +86,30 @@ def test_a_folder_for_checkpoints_that_cannot_be_written_is_named_with_its_key(t
     message = str(_cannot_be_written(folder, error))
     assert message.startswith(f"{folder.checkpoints}: cannot be written: Not a directory.")
     assert "exp_manager.checkpoint_callback_params.dirpath" in message
+
+
+@pytest.mark.parametrize("name", ["metrics.csv", "hparams.yaml", "checkpoints", "notes.txt"])
+def test_a_file_to_copy_that_would_replace_another_is_refused_before_anything_is_written(
+    tmp_path: Path, name: str
+) -> None:
+    for part in ("a", "b"):
+        (tmp_path / part).mkdir()
+        (tmp_path / part / name).touch()
+    cfg = config(tmp_path / "runs", files_to_copy=[str(tmp_path / part / name) for part in ("a", "b")])
+    refused = pytest.raises(ValueError, match=f"files_to_copy: .*{name}: the run folder has another file of that name")
+    with refused, created(folder_of(cfg), cfg):
+        pass
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_removes_what_a_killed_one_was_writing(tmp_path: Path) -> None:
+    cfg = config(tmp_path)
+    folder = folder_of(cfg)
+    for place in (folder.path, folder.checkpoints):
+        place.mkdir(parents=True, exist_ok=True)
+        (place / ".last.ckpt.4711-0123abcd.tmp").touch()
+    describe(folder, cfg)
+    assert not list(folder.path.rglob("*.tmp"))
 
 
 def test_git_runs_no_command_of_the_folder_and_a_broken_one_ends_no_run(

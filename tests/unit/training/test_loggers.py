@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -117,3 +119,23 @@ def test_a_log_file_that_cannot_be_written_is_one_warning(tmp_path: Path, caplog
     (tmp_path / "file").touch()
     with log_to_file(tmp_path / "file", exp, global_rank=0, local_rank=0):
         assert "no log of this rank" in caplog.text
+
+
+def test_a_locale_of_ascii_loses_no_line_of_the_log_and_refuses_a_name_that_it_cannot_write(tmp_path: Path) -> None:
+    program = """if True:
+        import logging, pathlib, sys
+        from nest_ssl.config import ExperimentConfig
+        from nest_ssl.training.loggers import log_to_file
+        with log_to_file(pathlib.Path(sys.argv[1]), ExperimentConfig(), global_rank=0, local_rank=0):
+            logging.getLogger().warning("6 \\u2192 10")
+        try:
+            ExperimentConfig(name="k\\xe4se")
+        except ValueError as error:
+            print(error)
+    """
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "utf-8"}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **ascii_only}
+    out = subprocess.run([sys.executable, "-c", program, str(tmp_path)], env=env, capture_output=True, check=True)
+    assert "exp_manager.name: 'käse': the locale has no such letters. Set PYTHONUTF8=1." in out.stdout.decode()
+    (path,) = tmp_path.glob("log_*.txt")
+    assert "6 → 10" in path.read_text(encoding="utf-8")

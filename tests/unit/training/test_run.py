@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,21 +25,21 @@ from nest_ssl.watchdog.system import stop_signals
 @pytest.fixture(autouse=True)
 def same_handlers() -> Iterator[None]:
     """The handlers of signals are afterwards what they were."""
-    before = {number: signal.getsignal(number) for number in stop_signals()}
+    before = {number: signal.getsignal(number) for number in (*stop_signals(), signal.SIGCHLD)}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
 
 
 @pytest.fixture
-def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
+def unwatched(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """This process stays the test's: no handlers of signals, no heartbeat."""
     agent = SimpleNamespace(
         has_monitor=False,
         gpu="GPU 5 (GPU-8a) of gpu07",
         mark=SimpleNamespace(),
         fail=lambda error: None,
-        why_killed=lambda error: "",
+        why_killed=lambda error: str(error) if "killed by signal" in str(error) else "",
     )
 
     @contextlib.contextmanager
@@ -47,6 +48,7 @@ def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(attach, "attached", attached)
     monkeypatch.setattr(running, "keep_freed_memory", lambda: None)
+    return agent
 
 
 def end_with(error: Exception, run_dir: Path) -> int:
@@ -67,6 +69,18 @@ def test_a_lone_rank_that_loses_its_gpu_names_it_and_can_be_resumed(
     assert "nvidia-smi" in caplog.text
     assert "--exclude=gpu07" in caplog.text
     assert "to resume: nest-ssl pretrain" in caplog.text
+
+
+def test_a_lone_rank_that_lost_a_worker_can_be_resumed_though_torch_raises_for_every_child_that_ends_after_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, unwatched: SimpleNamespace
+) -> None:
+    def raise_again(*_: object) -> None:
+        raise RuntimeError("DataLoader worker (pid 12) is killed by signal: Killed.")
+
+    unwatched.fail = lambda error: subprocess.run(["true"], check=True)  # another child ends
+    signal.signal(signal.SIGCHLD, raise_again)
+    assert end_with(RuntimeError("DataLoader worker (pid 12) is killed by signal: Killed."), tmp_path) == 75
+    assert "(pid 12) is killed by signal: Killed. To resume: nest-ssl pretrain" in caplog.text
 
 
 @pytest.mark.usefixtures("unwatched")

@@ -62,6 +62,26 @@ def test_names_follow_lightnings_templates(tmp_path: Path) -> None:
     assert validate(ours, [1.234]) == ["epoch=00-step=1-val_loss=1.23-x.ckpt"]
 
 
+@pytest.mark.parametrize("filename", ["best", "last", "{epoch}", "{val_loss:.0f}"])
+def test_checkpoints_whose_template_gives_one_name_do_not_replace_each_other(tmp_path: Path, filename: str) -> None:
+    ours = saver(tmp_path, filename=filename, save_top_k=2)
+    kept = validate(ours, [1.1, 1.3, 1.2])
+    assert [name.rpartition("-")[2] for name in kept] == ["step=1.ckpt", "step=3.ckpt"]
+    assert sorted(ours.best.values()) == [1.1, 1.2]
+
+
+def test_a_single_best_checkpoint_keeps_the_name_it_was_given_unless_that_is_last(tmp_path: Path) -> None:
+    assert validate(saver(tmp_path / "a", filename="best", save_top_k=1), [2.0, 1.0]) == ["best.ckpt"]
+    assert validate(saver(tmp_path / "b", filename="last", save_top_k=1), [2.0, 1.0]) == ["last-step=2.ckpt"]
+
+
+def test_the_best_of_a_run_whose_name_has_a_folder_are_found_again(tmp_path: Path) -> None:
+    first, second = (Saver(RunFolder(tmp_path), CheckpointConfig(), "team/run", World(), Watch()) for _ in range(2))
+    assert validate(first, [2.0]) == ["run--val_loss=2.0000-epoch=0-step=1.ckpt"]
+    second.start(TrainState(step=1, memory=Memory(best=first.best)))
+    assert second.best == first.best
+
+
 def test_a_resumed_run_knows_the_best_that_are_still_there(tmp_path: Path) -> None:
     first = saver(tmp_path, save_top_k=2)
     validate(first, [3.0, 2.0])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import os
 import re
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +17,10 @@ import pytest
 import torch
 
 from nest_ssl.config import ExperimentConfig
-from nest_ssl.nemo_file import CheckpointError
+from nest_ssl.nemo_file import CheckpointError, nemo_config
 from nest_ssl.run_folder import BEFORE, LAST, RunFolder
-from nest_ssl.training.state import _check_tensors, examine_checkpoint, restore
+from nest_ssl.training.state import _check_tensors, check_inputs, examine_checkpoint, restore
+from tests.helpers import tiny_model
 
 RESUME = ExperimentConfig(resume_if_exists=True, resume_ignore_no_checkpoint=True)
 WEIGHTS = torch.arange(1000.0)
@@ -280,6 +283,19 @@ def test_a_checkpoint_that_has_lost_its_schedule_is_refused() -> None:
         restore(content, trained)
 
 
+def test_an_optimizer_without_its_state_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    trained, content = model_and_checkpoint()
+    trained.average, trained.step.schedule, trained.step.scaler, trained.world_size = None, None, None, 2
+    trained.loader = SimpleNamespace(plan_hash="same", num_batches=8)
+    content |= {"progress": {"batches_seen": 1, "memory": {}}, "lr_schedulers": []}
+    content["data_position"] = {"epoch": 0, "batch": 1, "world_size": 2, "plan_hash": "same"}
+    restore(content, trained)
+    assert not caplog.messages
+    content["optimizer_states"][0]["state"] = {}
+    restore(content, trained)
+    assert "x.ckpt: has no state of the optimizer, whose means of gradients start again from zero" in caplog.text
+
+
 def test_the_state_of_another_optimizer_is_refused() -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=1.0)
     trained: Any = SimpleNamespace(model=None, average=None, step=SimpleNamespace(optimizer=optimizer))
@@ -299,3 +315,33 @@ def test_a_place_that_the_epoch_does_not_have_is_refused(batch: int, is_good: bo
         return
     with pytest.raises(CheckpointError, match=rf"x\.ckpt: is damaged: it is at batch {batch} of an epoch of 8"):
         restore(content, trained)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"normalize": "all_features"},
+        {"preemph": None},
+        {"window": "hamming"},
+        {"window_stride": 0.02},
+        {"log": False},
+        {"mag_power": 1.0},
+        {"log_zero_guard_value": 1.0},
+        {"lowfreq": 50.0},
+    ],
+)
+def test_features_other_than_those_of_the_checkpoint_are_refused_with_their_key(changed: dict[str, Any]) -> None:
+    cfg = tiny_model().cfg
+    content = {"path": "x.ckpt", "hyper_parameters": {"cfg": nemo_config(cfg, "EncDecDenoiseMaskedTokenPredModel")}}
+    with pytest.raises(CheckpointError, match=rf"model\.preprocessor\.{next(iter(changed))}: .* of x\.ckpt"):
+        check_inputs(replace(cfg.preprocessor, **changed), content)
+
+
+def test_the_same_features_written_in_another_way_are_those_of_the_checkpoint() -> None:
+    cfg = tiny_model().cfg.preprocessor
+    cfg = replace(cfg, window=None, normalize="NA", preemph=None)
+    content = {"path": "x.ckpt", "hyper_parameters": {"cfg": {"preprocessor": dataclasses.asdict(cfg)}}}
+    samples, high_hz = cfg.num_window_samples, cfg.sample_rate / 2
+    other = replace(cfg, window="none", normalize="none", preemph=0.0, n_window_size=samples, highfreq=high_hz)
+    check_inputs(replace(other, dither=0.1, pad_to=0), content)
+    check_inputs(other, {"path": "first_edition.ckpt"})

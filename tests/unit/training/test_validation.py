@@ -17,12 +17,15 @@ ONE = DatasetConfig(manifest_filepath="a.jsonl,b.jsonl", batch_size=2)
 
 
 def test_a_list_of_manifests_is_one_set_each_named_by_its_file() -> None:
-    several = dataclasses.replace(ONE, manifest_filepath=["x/dev.jsonl", "x/test.json", "y/dev.jsonl"])
+    several = dataclasses.replace(
+        ONE, manifest_filepath=["x/dev.jsonl", "x/test.json", "y/dev.jsonl", "\x1b[31mred.jsonl"]
+    )
     sets = validation_sets(several)
     assert {name: one.manifest_filepath for name, one in sets.items()} == {
         "dev": "x/dev.jsonl",
         "test": "x/test.json",
         "dev_2": "y/dev.jsonl",
+        "\\x1b[31mred": "\x1b[31mred.jsonl",
     }
 
 

@@ -18,9 +18,10 @@ from nest_ssl.launch.ranks import ALONE
 from nest_ssl.watchdog.agent import RankAgent
 from nest_ssl.watchdog.beacon import INT, OWNER, Beacon, RankMark
 from nest_ssl.watchdog.rank import Stage
-from nest_ssl.watchdog.report.status import explain_run
+from nest_ssl.watchdog.report.status import SETTINGS, explain_run, write_status
+from nest_ssl.watchdog.rows import Limits, local_rows
 from nest_ssl.watchdog.system import OomKiller
-from tests.unit.watchdog.facts import hear_all_signals
+from tests.unit.watchdog.facts import hear_all_signals, monitor_settings
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="signals and /proc of Linux")
 
@@ -149,21 +150,35 @@ def test_a_worker_that_the_oom_killer_has_ended_is_explained_without_a_monitor_t
     )
 
 
-def test_a_lone_run_that_the_oom_killer_has_ended_is_reported_by_the_next_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("cleaned_up_by_another", [False, True])
+def test_a_lone_run_that_the_oom_killer_has_ended_is_reported_by_the_next_command_in_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], cleaned_up_by_another: bool
 ) -> None:
+    run_dir, other = tmp_path / "run", tmp_path / "other"
+    for path in (run_dir, other):
+        (path / "watchdog").mkdir(parents=True)
     monkeypatch.setattr("nest_ssl.launch.launcher.shared_memory_folder", lambda: tmp_path)
     monkeypatch.setattr(OomKiller, "kills", lambda self: 3)
-    folder = make_beacon_folder("single-1")
+    folder = make_beacon_folder("single-1", str(run_dir))
     beacon = Beacon.create(folder / "beacon", local_ranks=1, first_rank=0, world_size=1, workers_per_rank=1)
+    settings = monitor_settings(run_dir, str(beacon.path))
+    settings.write(folder / SETTINGS)
     mark = RankMark(beacon, 0)
     mark.take()
+    write_status(settings, local_rows(beacon, Limits(60.0, 900.0), 0), None)
     mark.finish_step(12)
     mark.enter(Stage.DATA)
     INT.pack_into(beacon.map, OWNER, 2**22 + 1)  # no process has such a pid
     monkeypatch.setattr(OomKiller, "kills", lambda self: 4)
-    make_beacon_folder("single-2")
+    if cleaned_up_by_another:
+        make_beacon_folder("single-2", str(other))
+        assert not folder.exists()
+        assert capsys.readouterr().err == ""
+        monkeypatch.setattr(OomKiller, "kills", lambda self: 9)  # of other processes, later
+    how = "killed in data of step 12: the kernel's OOM killer has ended 1 process on this host"
+    assert how in explain_run(run_dir).verdict
+    make_beacon_folder("single-3", str(run_dir))
     said = capsys.readouterr().err
-    assert f"process {os.getpid()}, an earlier run, was killed in data of step 12: the kernel's OOM killer" in said
+    assert f"{run_dir}: the last start was {how}" in said
     assert "Lower model.train_ds.num_workers" in said
     assert not folder.exists()

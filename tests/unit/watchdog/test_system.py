@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from nest_ssl.watchdog import system
 from nest_ssl.watchdog.system import OomKiller, SlowFiles, python_command, say
 
 
@@ -75,7 +76,7 @@ def test_without_cgroups_the_machine_is_asked_and_without_either_nothing_is_know
     (tmp_path / "proc/vmstat").write_text("oom_kill 1\n")
     oom_killer = OomKiller(str(tmp_path))
     (tmp_path / "proc/vmstat").write_text("oom_kill 3\n")
-    assert "ended 2 processes" in oom_killer.text()
+    assert "ended 2 processes on this host" in oom_killer.text()
 
 
 def test_a_file_that_blocks_a_thread_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,3 +103,24 @@ def test_a_file_in_the_working_folder_is_not_taken_for_a_module_of_python(tmp_pa
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert "gone.json" in done.stderr
     assert "not Python's json" not in done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "getsid"), reason="sessions of POSIX")
+@pytest.mark.parametrize("is_from_outside", [False, True])
+def test_without_proc_a_living_process_is_not_taken_for_dead_nor_a_dead_one_for_alive(
+    is_from_outside: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container where /proc is not mounted; a session that began outside it has the number 0 there."""
+    monkeypatch.setattr(system, "HAS_PROC", False)
+    getsid = os.getsid
+    monkeypatch.setattr(os, "getsid", lambda pid: 0 * getsid(pid) if is_from_outside else getsid(pid))
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        mark = system.birthmark(process.pid)
+        assert system.is_alive(process.pid)
+        assert system.is_still(process.pid, mark)
+        assert system.wait_until_gone({process.pid}, 0.05) == {process.pid}
+        process.kill()
+        process.wait()
+    assert not system.is_alive(process.pid)
+    assert not system.is_still(process.pid, mark)
+    assert system.children_of({os.getpid()}) == set()

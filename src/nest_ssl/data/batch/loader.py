@@ -6,11 +6,12 @@ import errno
 import json
 import logging
 import mmap
+import multiprocessing.connection
 import multiprocessing.queues
+import multiprocessing.util
 import os
 import re
 import shutil
-import tempfile
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -38,8 +39,6 @@ FEW = 10
 MAX_NAMED = 10
 """Files named in the log; the others are only in the run's list."""
 SHARED_MEMORY = Path("/dev/shm")
-LONGEST_TMPDIR = 107 - len("/pymp-12345678/listener-12345678")
-"""A socket's path has 107 bytes at most, and Python's modules for processes make such ones in TMPDIR."""
 TORCH_PREFETCH = 2
 """What torch's DataLoader prefetches per worker if nothing is set."""
 
@@ -158,10 +157,6 @@ def _with_plain_errors(batches: Iterator[AudioNoiseBatch]) -> Iterator[AudioNois
                 "too many open files: batches of DataLoader workers take some each. Raise the limit with "
                 "'ulimit -n 4096', or lower model.train_ds.num_workers or prefetch_factor."
             ) from error
-        if not os.path.isdir(folder := tempfile.gettempdir()):
-            raise OSError(
-                f"TMPDIR: {folder} is gone: DataLoader workers pass batches through sockets in it."
-            ) from error
         message = message_of_worker(str(error), always=isinstance(error, OSError))
         if message is None:
             raise
@@ -171,28 +166,22 @@ def _with_plain_errors(batches: Iterator[AudioNoiseBatch]) -> Iterator[AudioNois
 
 
 def _start_worker(pins: bool, worker: int) -> None:
-    """In a worker: have a batch that cannot be passed on arrive as its error.
+    """In a worker: have a batch that cannot be passed on arrive as its error, and pass none on through TMPDIR.
 
     Python's queues send from a thread, which only prints its errors: the loader would wait for that batch for ever.
+    Torch passes tensors through a socket that Python makes in TMPDIR, where its path may be too long, and where a
+    cleaner may delete it in a long run. Linux has sockets without a file, and a key of the job's processes guards both.
     """
 
     def send_error(queue: Any, error: Exception, numbered_batch: tuple[int, Any]) -> None:
         queue.put((numbered_batch[0], ExceptionWrapper(where=f"in DataLoader worker process {worker}")))
 
     multiprocessing.queues.Queue._on_queue_feeder_error = send_error  # type: ignore[attr-defined]
+    if multiprocessing.util.abstract_sockets_supported:
+        name = f"\0nest-ssl-{os.getpid()}-{os.urandom(8).hex()}"
+        multiprocessing.connection.arbitrary_address = lambda family: name  # type: ignore[attr-defined]
     if pins:
         keep_blocks()
-
-
-def _check_temporary_folder() -> None:
-    """Refuse a TMPDIR in which no socket fits: workers would send batches that never arrive."""
-    folder = tempfile.gettempdir()
-    length = len(os.fsencode(folder))
-    if length > LONGEST_TMPDIR and torch.multiprocessing.get_sharing_strategy() == "file_descriptor":
-        raise ValueError(
-            f"TMPDIR: {folder} has {length} characters. DataLoader workers pass batches through sockets in it, whose "
-            f"paths the system limits: at most {LONGEST_TMPDIR}. Set TMPDIR to a shorter path, or num_workers=0."
-        )
 
 
 def _check_shared_memory(num_workers: int) -> None:
@@ -248,8 +237,6 @@ class PlannedLoader(DataLoader[AudioNoiseBatch]):
         persistent_workers: bool = False,
         prefetch_factor: int | None = None,
     ) -> None:
-        if num_workers > 0:
-            _check_temporary_folder()
         pinned = pin_memory and torch.cuda.is_available()  # torch warns otherwise
         super().__init__(
             dataset,
@@ -402,7 +389,7 @@ class BadDataLog:
             if bad.kind != "no-noise" and bad.audio_filepath not in self.files:
                 self._name(bad)
         if bad_files:
-            self._stop_if_too_many(added)
+            self._stop_if_too_many(bad_files, added)
 
     def _count_cropped(self, files: Sequence[str], *, names: bool) -> None:
         self.num_bad["cropped"] += len(files)
@@ -427,7 +414,7 @@ class BadDataLog:
         """Add to what all ranks have counted in this epoch, and return it."""
         return self.num_bad[kind] if self.count is None else self.count(f"{self._round}/{kind}", added)
 
-    def _stop_if_too_many(self, added: Counter[str]) -> None:
+    def _stop_if_too_many(self, bad_files: list[BadFile], added: Counter[str]) -> None:
         of_rank = max(self.num_read, MIN_UTTERANCES) if self.utterances_per_epoch is None else self.utterances_per_epoch
         out_of = of_rank * self.world_size
         most = max(self.max_bad_fraction * out_of, min(FEW, self.max_bad_fraction * MIN_UTTERANCES))
@@ -437,10 +424,12 @@ class BadDataLog:
             num_bad = self._over_all_ranks(kind, added[kind])
             if num_bad <= most:
                 continue
+            one = next(bad for bad in bad_files if bad.kind == kind)
             ranks = f", on {self.world_size} ranks," if self.world_size > 1 else ""
             message = (
                 f"{num_bad} of {out_of:,} utterances of epoch {self.epoch}{ranks} {what}, more than "
-                f"max_bad_fraction = {self.max_bad_fraction:.2%}.\n{self.summary()}\n"
+                f"max_bad_fraction = {self.max_bad_fraction:.2%}, such as {one.audio_filepath}: {one.reason}\n"
+                f"{self.summary()}\n"
                 "Run 'nest-ssl prepare' on the data to leave them out, or raise max_bad_fraction."
             )
             if self.stops:

@@ -247,8 +247,8 @@ class BatchMaker:
             bad.append(replace(_bad("speech", outcome, place), stand_in=number > 0))
         named = [f"  {file.audio_filepath}: {file.reason}" for file in bad if file.kind == "speech"]
         more = [f"  … and {len(named) - MOST_NAMED} more"] if len(named) > MOST_NAMED else []
-        lines = "\n".join(named[:MOST_NAMED] + more)
-        raise BadDataError(f"none of these neighbours in the plan can be read:\n{lines}")
+        lines = "\n".join(named[:MOST_NAMED] + more).lstrip()  # a file in the first line, which reports quote
+        raise BadDataError(f"none of these neighbours in the plan can be read: {lines}")
 
     def _padded(self, speech: Speech) -> Speech:
         min_num_samples = int(self.min_audio_len_secs * self.sample_rate)

@@ -16,6 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 PREPARE_HINT = "Run 'nest-ssl prepare {manifest} --output NEW.jsonl' to write a good one, without unusable lines."
+ONE_PER_LINE = (
+    'Write one JSON object per line, such as {"audio_filepath": "a.wav", "duration": 3.2}; '
+    "'nest-ssl prepare' makes that of a folder or a list of paths."
+)
 TARRED_MANIFEST = re.compile(r"(?:^|[/\\])(?:sharded_manifests[/\\]manifest_\d+\.json|tarred_audio_manifest\.json)$")
 BLANK = b" \t\r\n"
 """White space in JSON; bytes.strip takes form feeds for white space too."""
@@ -107,9 +111,12 @@ def _checked_duration(line: bytes, manifest: str, line_number: int) -> float:
 
 def parse_line(line: bytes, manifest: str, line_number: int, *, unquote: bool = False) -> dict[str, Any]:
     """Parse one line into a dict in which `audio_filepath`, `duration` and `offset` are present and checked."""
-    hint = PREPARE_HINT.format(manifest=manifest)
+    item: Any = None
 
     def fail(what: str) -> NoReturn:
+        # A first line that is no object: all lines are of another format, and 'prepare' would leave them all out.
+        is_format = line_number == 1 and not isinstance(item, dict)
+        hint = ONE_PER_LINE if is_format else PREPARE_HINT.format(manifest=manifest)
         raise ManifestError(f"{manifest}:{line_number}", what, hint)
 
     try:
@@ -131,7 +138,10 @@ def parse_line(line: bytes, manifest: str, line_number: int, *, unquote: bool = 
             continue
         if unquote and isinstance(seconds, str):  # for those who write a new manifest
             with contextlib.suppress(ValueError):
-                seconds = item[key] = float(seconds)
+                seconds = item[key] = float(seconds or math.nan)
+        if unquote and seconds != seconds:  # NaN: a value that is missing, as pandas writes it
+            item[key] = None
+            continue
         if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds <= MAX_SECONDS:
             fail(f"'{key}' is {_shown(seconds)}, not a number of seconds")
         if seconds < 0:

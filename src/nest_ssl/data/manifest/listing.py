@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from nest_ssl.data.manifest.lines import ManifestError, parse_line, resolve_audio_path
+from nest_ssl.data.manifest.lines import ManifestError, is_tarred_manifest, parse_line, resolve_audio_path
 
 # fmt: off
 NOT_AUDIO = frozenset({
@@ -65,6 +65,8 @@ def input_kind(source: Path) -> str:
 
 def list_entries(source: Path) -> Iterator[Entry]:
     """Yield everything that the input names, in a fixed order."""
+    if is_tarred_manifest(str(source)):
+        raise ValueError(f"{source}: its audio is in tar shards. Give the manifest that the shards were made from.")
     kind = input_kind(source)
     if kind == "folder":
         return _folder_entries(os.fspath(source), ())

@@ -332,7 +332,12 @@ def _expand(pattern: str) -> list[str]:
     pattern = NUMBER_RANGE.sub(r"{\1}", pattern)
     if _most_files(pattern) > MAX_FILES:
         raise ValueError(f"{pattern[:200]}: stands for more than {MAX_FILES:,} files.")
-    return list(braceexpand(pattern, escape=False))
+    try:
+        return list(braceexpand(pattern, escape=False))
+    except ValueError as error:
+        raise ValueError(
+            f"manifest_filepath or tarred_audio_filepaths: {pattern}: {error}. Write {{0..9}}, or _OP_0..9_CL_."
+        ) from error
 
 
 def _most_files(pattern: str) -> float:

@@ -14,7 +14,8 @@ from nest_ssl.audio.signal import ChannelSelector
 from nest_ssl.data.batch.augmentation import Augmentation, NoiseSource
 from nest_ssl.data.batch.collate import AudioNoiseBatch, AudioNoiseItem, collate
 from nest_ssl.data.batch.make import BatchMaker, OnRead, Place, Speech
-from nest_ssl.data.manifest.read import Manifest, Paths, Utterance, open_manifests
+from nest_ssl.data.manifest.lines import is_tarred_manifest
+from nest_ssl.data.manifest.read import Manifest, Paths, Utterance, open_manifests, split_paths
 from nest_ssl.data.plan.batches import BatchSpec
 from nest_ssl.data.plan.order import Order, PlainOrder
 from nest_ssl.data.randomness import RandomSource, Stream, generator_for, per_utterance
@@ -169,6 +170,9 @@ class AudioNoiseDataset(ManifestDataset, Dataset[AudioNoiseItem]):
         seed: int = 0,
         noise_bank_gb: float = 0.0,
     ) -> None:
+        tarred = [path for path in split_paths(manifest_filepath) if is_tarred_manifest(path)]
+        if tarred:
+            raise ValueError(f"{tarred[0]}: its audio is in tar shards. Set is_tarred=true and tarred_audio_filepaths.")
         manifest = open_manifests(
             manifest_filepath, min_duration_s=min_duration, max_duration_s=max_duration, max_utterances=max_utts or None
         )

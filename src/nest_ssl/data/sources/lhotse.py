@@ -141,6 +141,8 @@ class LhotseAudioNoiseDataset(Dataset[AudioNoiseBatch]):
         for source in _audio_sources(cut):
             if source.type == "file":
                 check_regular(source.source, name)
+                if not os.path.exists(source.source):  # lhotse would list every decoder's error
+                    raise AudioError(name, "No such file or directory")
         self.maker.readers.reading(name)
         try:
             channels = cut.resample(self.maker.sample_rate).load_audio()
@@ -148,7 +150,7 @@ class LhotseAudioNoiseDataset(Dataset[AudioNoiseBatch]):
         except MemoryError:
             raise
         except Exception as error:  # lhotse has six decoders, each with errors of its own
-            reason = str(error).splitlines()[:1] or [type(error).__name__]
+            reason = str(error).rpartition(" failed. Details:\n")[2].splitlines()[:1] or [type(error).__name__]
             raise AudioError(name, reason[0]) from None
         check_samples(samples, name)
         return Speech(cut.id, name, samples)
@@ -425,7 +427,14 @@ class LhotseInputs:
         self.config, self.seed, self._open_sources = config, seed, open_sources
         self.sources: list[ManifestDataset] = []
         self._named: list[str] = []
-        self._inputs = [Input(weight, self._open(kind, entry)) for kind, entry, weight in _mixed(_entries(config))]
+        self._lasts_well = partial(_lasts_between, config.min_duration or 0.0, config.max_duration or float("inf"))
+        entries = _mixed(_entries(config))
+        self._inputs = [Input(weight, self._open(kind, entry)) for kind, entry, weight in entries]
+        for given, (kind, entry, _) in zip(self._inputs, entries, strict=True):
+            # Mixed endlessly, they would be searched for ever.
+            if len(entries) > 1 and not any(map(self._lasts_well, given.cuts(0))):
+                name = ", ".join(str(entry[key]) for key in sorted(KEYS[kind]))
+                raise ValueError(f"input_cfg: {name}: no utterance is left between min_duration and max_duration.")
 
     def cuts(self, epoch: int) -> CutSet:
         """Return the inputs mixed by weight: endless if there are several, unless `force_finite`."""
@@ -438,8 +447,7 @@ class LhotseInputs:
             cuts = _lhotse().CutSet.mux(
                 *cut_sets, weights=[given.weight for given in self._inputs], seed=self.seed + epoch
             )
-        least_s, most_s = self.config.min_duration or 0.0, self.config.max_duration or float("inf")
-        return cuts.filter(partial(_lasts_between, least_s, most_s))
+        return cuts.filter(self._lasts_well)
 
     def durations_s(self) -> Seconds | None:
         """Return the durations of all utterances; None if lhotse's own files are read, or one is unknown."""

@@ -96,6 +96,8 @@ class TarShard:
 
     def __init__(self, path: str, on_read: OnRead = None) -> None:
         self.path = path
+        self.damage = ""
+        """Where the headers end too early; members after it cannot be found."""
         members: dict[str, tuple[int, int]] = {}
         said_at_s = time.monotonic()
         try:
@@ -104,11 +106,17 @@ class TarShard:
                     if on_read is not None and time.monotonic() - said_at_s > PROGRESS_EVERY_S:
                         said_at_s = time.monotonic()
                         on_read(path)
-                    if member.isreg():
+                    if member.isreg() and not member.issparse():  # whose bytes have gaps
                         members[member.name.removeprefix("./")] = (member.offset_data, member.size)
+                end = tar.offset
+            with open(path, "rb") as file:  # tarfile takes a damaged header for the end, which has zeros instead
+                file.seek(end)
+                if file.read(tarfile.BLOCKSIZE).strip(b"\0"):
+                    self.damage = f"the shard is damaged at byte {end:,}"
         except (OSError, ValueError, OverflowError, tarfile.TarError) as error:  # of a size that no file has
             if not members:  # the part before the end of a truncated shard is good
                 raise AudioError(path, f"not a readable, uncompressed tar file: {error}") from None
+            self.damage = f"the shard is damaged: {error}"
         self._members = Members(members.items())
         self._file = open(path, "rb", buffering=0)  # noqa: SIM115
 
@@ -122,7 +130,8 @@ class TarShard:
         except AmbiguousNameError as error:
             raise AudioError(f"{self.path}/{name}", str(error)) from None
         if place is None:
-            raise AudioError(f"{self.path}/{name}", "no such member in the shard")
+            reason = self.damage or "links and sparse files are not read"
+            raise AudioError(f"{self.path}/{name}", f"no such member in the shard ({reason})")
         offset, size = place
         num_there = os.fstat(self._file.fileno()).st_size - offset
         if num_there < size:  # before as much memory is asked for
@@ -264,6 +273,8 @@ def _sorted_by_shard(manifest: Manifest, paths: list[str], tars: KeptOpen[TarSha
     def members() -> Iterator[tuple[str, int]]:
         for number, path in enumerate(paths):
             with tars.file(path) as tar:
+                if tar.damage:
+                    log.warning("%s: %s: members after that are lost", path, tar.damage)
                 yield from ((name, number) for name in tar.names())
 
     shard_of_name = Members(members())

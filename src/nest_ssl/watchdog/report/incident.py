@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from nest_ssl.files import replace_text
+from nest_ssl.files import read_json, replace_text
 from nest_ssl.run_folder import INCIDENTS, RunFolder
 from nest_ssl.watchdog.judge.blame import ON_GPU, Verdict
 from nest_ssl.watchdog.rank import NEEDS_A_PERSON, RESUMABLE, InitPart, Stage, part_label
@@ -379,4 +379,5 @@ def incident_name(verdict: Verdict) -> str:
 
 def read_incidents(run_dir: Path) -> list[dict[str, Any]]:
     """Return all incidents of a run, oldest first."""
-    return [json.loads(path.read_text()) for path in sorted((run_dir / INCIDENTS).glob("*.json"))]
+    found = [path for path in sorted((run_dir / INCIDENTS).glob("*.json")) if path.is_file()]
+    return [read_json(path, lambda it: {**it, "time": str(it["time"]), "text": str(it["text"])}) for path in found]

@@ -8,15 +8,20 @@ from __future__ import annotations
 import json
 import platform
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from nest_ssl.files import replace_text, replacing
+from nest_ssl.files import read_json, replace_text, replacing
 from nest_ssl.run_folder import HPARAMS, WATCHDOG, RunFolder
-from nest_ssl.watchdog.beacon import Beacon
+from nest_ssl.watchdog.beacon import Beacon, is_in_use
+from nest_ssl.watchdog.rank import RankState
 from nest_ssl.watchdog.report.incident import read_incidents
 from nest_ssl.watchdog.rows import Limits, RankRow, local_rows
+from nest_ssl.watchdog.system import LESS_MEMORY, OomKiller
+
+SETTINGS = "monitor.json"
+"""The settings' file in the beacon's folder."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,9 @@ class NodeState:
     """When the rows were read, in seconds since 1970."""
     rows: list[RankRow]
     resume_command: str
+    node: int = 0
+    num_nodes: int = 1
+    started_at: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -96,9 +104,19 @@ class RunState:
         return any(node.is_alive for node in self.nodes)
 
     @property
+    def how_killed(self) -> str:
+        """What ended a run of one process, which nobody watched and which could not say it itself; "": not that."""
+        rows = [row for node in self.nodes for row in node.rows]
+        if self.is_alive or len(rows) != 1 or not rows[0].oom_killer:
+            return ""
+        return f"killed in {rows[0].place} of step {rows[0].step}: {rows[0].oom_killer}. {LESS_MEMORY.capitalize()}."
+
+    @property
     def verdict(self) -> str:
         """The state in one line."""
         rows = [row for node in self.nodes for row in node.rows]
+        if self.how_killed:  # an incident, if there is one, is of an earlier start
+            return self.how_killed
         if self.is_alive:
             stopped = [str(row.rank) for row in rows if row.is_stopped]
             if stopped:
@@ -113,8 +131,18 @@ class RunState:
         if rows and all(row.state.name in ("FINISHED", "STOPPED") for row in rows):
             return "stopped as asked, resumable"
         if self.incidents:
-            return f"ended by an incident: {self.incidents[-1]['text'].splitlines()[0].removeprefix('nest-ssl: ')}"
+            return f"ended by an incident: {self.incidents[-1]['text'].removeprefix('nest-ssl: ')}".partition("\n")[0]
         return "over, without an incident: it was ended from outside, or it was not monitored"
+
+
+def record_kill(beacon: Beacon) -> None:
+    """Record in the folder of a run that was killed, before its beacon is removed, how that came about."""
+    settings = Settings.read(beacon.folder / SETTINGS)
+    rows = _rows(beacon, asdict(settings))
+    path = Path(settings.run_dir) / WATCHDOG / f"node{settings.node}.json"
+    is_newest = not path.exists() or read_json(path, _node).started_at <= settings.started_at
+    if is_newest and any(row.oom_killer for row in rows):
+        write_status(settings, rows, None)
 
 
 def explain_run(run_dir: Path) -> RunState:
@@ -122,47 +150,45 @@ def explain_run(run_dir: Path) -> RunState:
     if not (run_dir / HPARAMS).is_file() and not (run_dir / WATCHDOG).is_dir():
         raise ValueError(f"{run_dir}: not a run folder: it contains neither hparams.yaml nor watchdog/.")
     found = [path for path in sorted((run_dir / WATCHDOG).glob("node*.json")) if path.is_file()]
-    try:
-        nodes = [_node(status) for status in _of_newest_start([json.loads(path.read_text()) for path in found])]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(
-            f"{run_dir / WATCHDOG}: one of {', '.join(path.name for path in found)} is damaged. Delete it; a monitor "
-            "writes a new one."
-        ) from error
+    nodes = _of_newest_start([read_json(path, _node) for path in found])
     return RunState(run_dir, nodes, read_incidents(run_dir), RunFolder.open(run_dir).newest_checkpoint())
 
 
-def _of_newest_start(statuses: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _of_newest_start(nodes: list[NodeState]) -> list[NodeState]:
     """Drop what an earlier start left, on nodes that no longer take part or have not started again yet.
 
     Nodes start in any order: one that came first still writes when the last one comes, an earlier start does not.
     """
-    last: dict[str, Any] = max((status["settings"] for status in statuses), key=_started_at, default={})
-    return [
-        status
-        for status in statuses
-        if status["settings"]["node"] < last["num_nodes"] and status["time"] >= _started_at(last)
-    ]
-
-
-def _started_at(settings: dict[str, Any]) -> float:
-    return float(settings.get("started_at", 0.0))  # runs of earlier versions have none
+    last = max(nodes, key=lambda node: node.started_at, default=None)
+    return [node for node in nodes if last and node.node < last.num_nodes and node.seen >= last.started_at]
 
 
 def _node(status: dict[str, Any]) -> NodeState:
     settings = status["settings"]
-    rows = _live_rows(Path(status["beacon"]), settings)
-    if rows is None:
-        rows_then = [RankRow.from_json(row) for row in status["rows"]]
-        return NodeState(status["host"], False, status["time"], rows_then, settings["resume_command"])
-    return NodeState(status["host"], True, time.time(), rows, settings["resume_command"])
-
-
-def _live_rows(path: Path, settings: dict[str, Any]) -> list[RankRow] | None:
-    """Return the rows straight from the beacon, if it is on this machine and its ranks are alive."""
     try:
-        beacon = Beacon(path)
-    except (OSError, ValueError):
-        return None
+        rows = _rows(Beacon(Path(status["beacon"])), settings)
+    except (OSError, ValueError):  # it is gone, or on another machine
+        rows = []
+    is_alive = any(row.pid and not row.is_gone for row in rows)
+    if not is_alive and not any(row.oom_killer for row in rows):
+        rows = [RankRow.from_json(row) for row in status["rows"]]
+    return NodeState(
+        host=str(status["host"]),
+        is_alive=is_alive,
+        seen=time.time() if is_alive else float(status["time"]),
+        rows=rows,
+        resume_command=str(settings["resume_command"]),
+        node=int(settings["node"]),
+        num_nodes=int(settings["num_nodes"]),
+        started_at=float(settings.get("started_at", 0.0)),  # runs of earlier versions have none
+    )
+
+
+def _rows(beacon: Beacon, settings: dict[str, Any]) -> list[RankRow]:
+    """Return the rows straight from the beacon; that of a lone rank that was killed with what the OOM killer did."""
     rows = local_rows(beacon, Limits(settings["floor_s"], settings["init_s"]), settings["node"])
-    return rows if any(row.pid and not row.is_gone for row in rows) else None
+    if beacon.world_size > 1 or rows[0].state is not RankState.RUNNING or is_in_use(beacon.folder):
+        return rows
+    oom_killer = OomKiller(whole_host=True)
+    oom_killer.before = beacon.oom_kills_before
+    return [replace(rows[0], process="", oom_killer=oom_killer.text())]  # its pid may be another process's by now

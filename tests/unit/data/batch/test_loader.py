@@ -203,12 +203,15 @@ def test_importing_the_package_does_not_import_lhotse_or_webdataset() -> None:
 
 
 def resident_bytes() -> int:
-    """Of this process and its children, memory shared between them counted once."""
+    """Of this process and its children, memory shared between them counted once.
+
+    Without pages of files: libraries count for less while other programs use them, and for more when these end.
+    """
     total = 0
     own = os.getpid()
     for process in [own, *_children(own)]:
         for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
-            if line.startswith("Pss:"):
+            if line.startswith(("Pss_Anon:", "Pss_Shmem:")):
                 total += 1024 * int(line.split()[1])
     return total
 
@@ -218,7 +221,7 @@ def _children(process: int) -> list[int]:
     return [int(child) for child in text.split()]
 
 
-@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux's /proc")
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux 5.9's /proc")
 def test_memory_stays_flat_over_twenty_epochs_with_workers(corpus: Corpus) -> None:
     config = corpus.config(num_workers=2, persistent_workers=True, batch_size=2, noise_bank_gb=0.001)
     loader = build_loader(config)
@@ -332,6 +335,7 @@ def test_too_many_bad_files_stop_the_run_with_a_way_out(broken: tuple[Corpus, di
     message = str(error.value)
     for part in ("1 of 22 utterances", "max_bad_fraction = 1.00%", "nest-ssl prepare", str(path), "speech_"):
         assert part in message
+    assert "speech_" in message.splitlines()[0]  # which incident reports quote
 
 
 @pytest.mark.usefixtures("none_are_few")
@@ -434,7 +438,8 @@ def test_when_no_neighbour_can_be_read_the_error_names_them(tmp_path: Path) -> N
         file.write_bytes(b"junk")
     with pytest.raises(BadDataError, match="none of these neighbours") as error:
         list(build_loader(corpus.config(max_bad_fraction=1.0)))
-    assert len(str(error.value).splitlines()) == 7
+    assert len(str(error.value).splitlines()) == 6
+    assert re.search(r"read: .*/speech_\d+\.wav: ", str(error.value).splitlines()[0])  # which incident reports quote
     assert re.fullmatch(r"  … and \d+ more", str(error.value).splitlines()[-1])
 
 
@@ -681,22 +686,15 @@ def test_a_worker_leaves_no_tensor_to_the_thread_that_sends_batches(
     assert all(tensor.is_shared() for tensor in tensors.values())
 
 
-def test_a_temporary_folder_in_which_no_socket_fits_is_refused_and_one_that_just_fits_works(
-    corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="sockets without a file")
+def test_batches_do_not_pass_through_the_temporary_folder(
+    corpus: Corpus, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    with tempfile.TemporaryDirectory(dir="/tmp") as short:
-        for more, fits in ((0, True), (1, False)):
-            folder = Path(short, "x" * (loader_module.LONGEST_TMPDIR - len(short) - 1 + more))
-            folder.mkdir()
-            monkeypatch.setattr(tempfile, "tempdir", str(folder))
-            monkeypatch.setitem(multiprocessing.process.current_process()._config, "tempdir", None)  # type: ignore[attr-defined]
-            config = corpus.config(num_workers=1)
-            if fits:
-                assert len(list(build_loader(config))) > 0
-            else:
-                with pytest.raises(ValueError, match="^TMPDIR: .* Set TMPDIR to a shorter path, or num_workers=0"):
-                    build_loader(config)
-                assert len(list(build_loader(replace(config, num_workers=0)))) > 0
+    """Its path may be too long for a socket, and a cleaner may empty it or remove it."""
+    with monkeypatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(tmp_path / ("x" * 200)))
+        patch.setitem(multiprocessing.process.current_process()._config, "tempdir", None)  # type: ignore[attr-defined]
+        assert len(list(build_loader(corpus.config(num_workers=2)))) > 0
 
 
 def test_shared_memory_that_cannot_be_written_to_is_named(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,3 +109,13 @@ def test_a_path_that_no_file_can_have_is_refused_when_the_manifest_is_opened(esc
     bad = f'{{"audio_filepath": "a{escape}.wav", "duration": 1.0}}\n'.encode()
     with pytest.raises(ManifestError, match="m.jsonl:2: 'audio_filepath' is .*, not a path"):
         parse_lines(good + bad, "m.jsonl", 1)
+
+
+@pytest.mark.parametrize(
+    "text", [b"[", b'[{"audio_filepath": "a.wav"}]', b"audio_filepath,duration", b"\x1f\x8b\x08", b"1"]
+)
+def test_a_file_that_is_not_json_lines_is_not_sent_to_prepare_which_would_leave_all_of_it_out(text: bytes) -> None:
+    with pytest.raises(ManifestError, match="m.csv:1: .* Write one JSON object per line, such as"):
+        parse_line(text, "m.csv", 1)
+    with pytest.raises(ManifestError, match="m.csv:2: .* Run 'nest-ssl prepare m.csv"):
+        parse_line(text, "m.csv", 2)

@@ -88,14 +88,31 @@ def test_seconds_in_quotes_are_read_as_the_numbers_that_they_are_and_other_texts
     path = tmp_path / "m.json"
     path.write_text(
         '{"audio_filepath": "a.wav", "duration": "3.2", "offset": "0.5"}\n'
-        '{"audio_filepath": "a.wav", "duration": "long"}\n{"audio_filepath": "a.wav", "offset": "nan"}\n'
+        '{"audio_filepath": "a.wav", "duration": "long"}\n{"audio_filepath": "a.wav", "offset": "inf"}\n'
     )
     good, *bad = list_entries(path)
     assert good.item == {"duration": 3.2, "offset": 0.5}
     assert [entry.error for entry in bad] == [
         "'duration' is 'long', not a number of seconds",
-        "'offset' is nan, not a number of seconds",
+        "'offset' is inf, not a number of seconds",
     ]
+
+
+@pytest.mark.parametrize("missing", ["NaN", "null", '""', '"nan"'])
+def test_a_missing_duration_as_pandas_or_excel_writes_it_is_measured(tmp_path: Path, missing: str) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text(f'{{"audio_filepath": "a.wav", "duration": {missing}, "offset": {missing}}}\n')
+    (entry,) = list_entries(path)
+    assert (entry.error, entry.item) == (None, {"duration": None, "offset": None})
+
+
+def test_a_manifest_of_tar_shards_is_no_list_of_files(tmp_path: Path) -> None:
+    path = tmp_path / "tarred_audio_manifest.json"
+    path.write_text('{"audio_filepath": "0.wav", "duration": 2.0}\n')
+    with pytest.raises(
+        ValueError, match="tarred_audio_manifest.json: its audio is in tar shards. Give the manifest that"
+    ):
+        list_entries(path)
 
 
 def test_inputs_that_are_neither_are_refused(tmp_path: Path) -> None:

@@ -99,6 +99,11 @@ def test_a_missing_manifest_and_a_folder_are_named(tmp_path: Path) -> None:
         open_manifests(str(tmp_path))
 
 
+def test_a_pattern_that_is_not_closed_is_refused_with_how_to_write_one() -> None:
+    with pytest.raises(ValueError, match=r"manifest_filepath or .*: m_\{0\.\.1\.json: Unbalanced .*_OP_0\.\.9_CL_"):
+        split_paths("m__OP_0..1.json")
+
+
 def test_filters_keep_what_lies_between_and_say_what_they_left_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from nest_ssl.audio import AudioError
 from nest_ssl.config import DatasetConfig
-from nest_ssl.data import LhotseAudioNoiseDataset, build_loader
+from nest_ssl.data import BadDataError, LhotseAudioNoiseDataset, build_loader
 from nest_ssl.data.plan.batches import MAX_SHAPES, Shape
 from nest_ssl.data.sources.lhotse import is_endless
 from tests.helpers import fifo_that_is_not_opened
@@ -226,6 +226,32 @@ def test_bad_files_are_replaced_without_changing_the_batches(tmp_path: Path) -> 
     assert [len(batch.sample_id or []) for batch in batches] == before
     assert "0-3" not in ids(batches)
     assert list(loader.bad_data.files) == [str(corpus.folder / "speech_3.wav")]
+
+
+def test_an_input_of_a_mixture_that_the_limits_leave_out_is_refused_instead_of_searched_for_ever(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    recording = Recording.from_file(corpus.folder / "speech_0.wav")
+    inputs = []
+    for name in ("a", "b"):
+        path = tmp_path / f"{name}.jsonl"
+        lhotse.CutSet.from_cuts([MonoCut(name, 0, recording.duration, 0, recording=recording)]).to_file(path)
+        inputs.append({"type": "lhotse", "cuts_path": str(path)})
+    with pytest.raises(ValueError, match=r"input_cfg: .*a\.jsonl.*: no utterance is left between min_duration and max"):
+        build_loader(config(corpus, manifest_filepath=None, input_cfg=inputs, min_duration=50.0))
+
+
+def test_the_reason_of_a_bad_recording_of_lhotse_is_more_than_an_announcement(tmp_path: Path) -> None:
+    corpus = make_corpus(tmp_path / "data", num_speech=2)
+    cuts = []
+    for number in range(2):
+        recording = Recording.from_file(corpus.folder / f"speech_{number}.wav")
+        cuts.append(MonoCut(f"cut-{number}", 0, recording.duration, 0, recording=recording))
+    (corpus.folder / "speech_0.wav").unlink()
+    (corpus.folder / "speech_1.wav").write_bytes(b"junk")
+    for cut, reason in zip(cuts, ("No such file or directory", "Exception #0 .*Format not"), strict=True):
+        with pytest.raises(BadDataError, match=rf"speech_\d\.wav: {reason}"):
+            LhotseAudioNoiseDataset()[lhotse.CutSet.from_cuts([cut])]
 
 
 def test_bad_recordings_of_lhotses_own_cuts_are_replaced_too(tmp_path: Path) -> None:

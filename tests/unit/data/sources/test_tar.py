@@ -179,6 +179,18 @@ def test_nemos_sub_segments_and_folders_in_names_are_understood(corpus: Corpus, 
         shard.read("short.wav")
 
 
+@pytest.mark.parametrize("kind", [tarfile.GNUTYPE_SPARSE, tarfile.LNKTYPE, tarfile.SYMTYPE])
+def test_a_sparse_member_or_a_link_is_not_read_as_audio(tmp_path: Path, kind: bytes) -> None:
+    with tarfile.open(tmp_path / "audio_0.tar", "w", format=tarfile.GNU_FORMAT) as tar:
+        member = tarfile.TarInfo("a.wav")
+        member.type, member.linkname = kind, "b.wav"
+        tar.addfile(member)
+    with pytest.raises(
+        AudioError, match=r"a\.wav: no such member in the shard \(links and sparse files are not read\)"
+    ):
+        TarShard(str(tmp_path / "audio_0.tar")).read("a.wav")
+
+
 def write_shard(path: Path, members: dict[str, bytes]) -> Path:
     with tarfile.open(path, "w") as tar:
         for name, data in members.items():
@@ -239,6 +251,24 @@ def test_a_shard_whose_header_claims_a_size_that_no_file_has_is_named(tmp_path: 
         AudioError, match=r"audio_0\.tar.*a\.wav: the shard ends after \d+ of 9223372036854775807 bytes"
     ):
         TarShard(str(path)).read("a.wav")
+
+
+def test_a_shard_with_a_damaged_header_is_named_by_every_way_to_its_members(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_shard(tmp_path / "audio_0.tar", {"a.wav": b"one", "b.wav": b"two", "c.wav": b"three"})
+    data = bytearray(path.read_bytes())
+    data[1024 + 150] ^= 1  # in the checksum of the second header
+    path.write_bytes(data)
+    shard = TarShard(str(path))
+    assert shard.read("a.wav") == b"one"
+    with pytest.raises(AudioError, match=r"audio_0\.tar/c\.wav: .*no such member .*damaged at byte 1,024"):
+        shard.read("c.wav")
+    names = [{"audio_filepath": name, "duration": 0.1} for name in ("a.wav", "b.wav", "c.wav")]
+    manifest = write_manifest(tmp_path / "tarred_audio_manifest.json", names)
+    TarredAudioNoiseDataset(audio_tar_filepaths=str(path), manifest_filepath=str(manifest), sample_rate=RATE)
+    assert f"{path}: the shard is damaged at byte 1,024: members after that are lost" in caplog.text
+    assert "2 utterances are in none of the shards" in caplog.text
 
 
 def test_what_comes_before_the_end_of_a_truncated_shard_is_read(corpus: Corpus, shards: Path, tmp_path: Path) -> None:

@@ -90,3 +90,11 @@ def test_last_is_preferred_among_names_of_one_checkpoint(tmp_path: Path) -> None
     for name in ("last.ckpt", "a.ckpt"):
         (folder / name).hardlink_to(folder / "m--val_loss=1.ckpt")
     assert RunFolder.open(tmp_path).newest_checkpoint() == folder / "last.ckpt"
+
+
+@pytest.mark.parametrize("text", ["", '{"time": "x", "te', "[1]", '{"time": 3}', '{"a":' * 100_000])
+def test_an_incident_that_was_cut_or_edited_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "incidents").mkdir()
+    (tmp_path / "incidents" / "one.json").write_text(text)
+    with pytest.raises(ValueError, match=r"incidents/one\.json: is damaged "):
+        read_incidents(tmp_path)

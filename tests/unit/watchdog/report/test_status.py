@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -41,10 +42,22 @@ def test_both_nodes_of_a_start_are_read(preempted: Path) -> None:
     assert explain_run(preempted).verdict == "stopped as asked, resumable"
 
 
-@pytest.mark.parametrize("text", ["[1]", "{", '{"settings": 3}', '{"settings": {"node": "x"}, "time": 0}'])
+@pytest.mark.parametrize(
+    "text", ["[1]", "{", '{"settings": 3}', '{"settings": {"node": "x"}, "time": 0}', '{"a":' * 100_000]
+)
 def test_a_damaged_status_is_named(preempted: Path, text: str) -> None:
     (preempted / "watchdog" / "node1.json").write_text(text)
-    with pytest.raises(ValueError, match=r"watchdog: one of node0\.json, node1\.json is damaged\. Delete it"):
+    with pytest.raises(ValueError, match=r"watchdog/node1\.json: is damaged .* Delete it"):
+        explain_run(preempted)
+
+
+@pytest.mark.parametrize(("key", "value"), [("step", "two"), ("in_stage_s", "long"), ("workers", [3]), ("stage", 3)])
+def test_a_status_with_words_for_numbers_is_named(preempted: Path, key: str, value: object) -> None:
+    path = preempted / "watchdog" / "node1.json"
+    content = json.loads(path.read_text())
+    content["rows"][0][key] = value
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"watchdog/node1\.json: is damaged "):
         explain_run(preempted)
 
 
