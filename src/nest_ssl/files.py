@@ -7,8 +7,10 @@ import errno
 import glob
 import json
 import os
+import platform
 import shutil
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -67,7 +69,7 @@ def replacing_in(folder: Path, path: Path) -> Iterator[Path]:
 @contextlib.contextmanager
 def _temporary(path: Path) -> Iterator[Path]:
     """A new name next to `path`. If something goes wrong, what has it is removed, and errors name `path`."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
+    temporary = temporary_name(path)
     try:
         yield temporary
     except BaseException as error:
@@ -82,11 +84,19 @@ def _temporary(path: Path) -> Iterator[Path]:
         raise
 
 
+def temporary_name(path: Path) -> Path:
+    """A new name next to `path`, with this host and process in it: `remove_left_over` finds what they have left."""
+    return path.with_name(f".{path.name}.{_this_host()}-{os.getpid()}-{os.urandom(4).hex()}.tmp")
+
+
 def remove_left_over(path: Path, *, inside: bool = False) -> None:
-    """Delete what killed processes have left of writing `path`, or files `inside` it; names have their numbers."""
-    pattern = ".*-*.tmp" if inside else f".{glob.escape(path.name)}.*-*.tmp"
+    """Delete what killed processes of this host have left of writing `path`, or files `inside` it.
+
+    Another host may be writing there too, with process numbers of its own.
+    """
+    pattern = f".{'*' if inside else glob.escape(path.name)}.{_this_host()}-*-*.tmp"
     for left_over in path.rglob(pattern) if inside else path.parent.glob(pattern):
-        pid = left_over.name.split(".")[-2].partition("-")[0]
+        pid = left_over.name.split("-")[-2]
         try:
             if os.name == "posix" and pid.isdecimal():
                 os.kill(int(pid), 0)  # PermissionError: it lives, and is another user's
@@ -94,6 +104,10 @@ def remove_left_over(path: Path, *, inside: bool = False) -> None:
             remove(left_over)
         except (PermissionError, OverflowError):
             continue
+
+
+def _this_host() -> str:
+    return f"{zlib.crc32(platform.node().encode()) & 0xFFFF:04x}"
 
 
 def _open_at_once(path: str, flags: int) -> int:
@@ -143,9 +157,8 @@ def give_second_name(path: Path, second: Path, *, keeps_before: bool = False) ->
 
     False, with nothing changed: it is impossible. `keeps_before` a folder that was called `second`.
     """
-    temporary = second.with_name(f".{second.name}.{os.getpid()}.tmp")
+    temporary = temporary_name(second)
     try:
-        remove(temporary)
         if path.is_dir():
             temporary.mkdir()
             for file in path.iterdir():
@@ -186,6 +199,6 @@ def remove(path: Path) -> None:
     if not path.is_dir() or path.is_symlink():
         path.unlink(missing_ok=True)
         return
-    nameless = path if path.suffix == ".tmp" else path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
+    nameless = path if path.suffix == ".tmp" else temporary_name(path)
     path.rename(nameless)
     shutil.rmtree(nameless)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import platform
 import signal
 import stat
 import subprocess
@@ -20,6 +21,7 @@ from nest_ssl.files import (
     replace_text,
     replacing,
     replacing_in,
+    temporary_name,
 )
 
 
@@ -184,6 +186,22 @@ def test_what_a_killed_process_has_left_is_removed_and_what_a_living_one_writes_
         process.send_signal(signal.SIGKILL)
     remove_left_over(tmp_path if inside else path, inside=inside)
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_what_another_host_writes_into_a_shared_folder_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: bool
+) -> None:
+    """Its process numbers mean nothing here."""
+    path = tmp_path / "a.npy"
+    monkeypatch.setattr(platform, "node", lambda: "another")
+    monkeypatch.setattr(os, "getpid", lambda: 2**22 + 1)  # more than Linux numbers processes
+    theirs = temporary_name(path)
+    theirs.touch()
+    monkeypatch.setattr(platform, "node", lambda: "this")
+    temporary_name(path).touch()
+    remove_left_over(tmp_path if inside else path, inside=inside)
+    assert list(tmp_path.iterdir()) == [theirs]
 
 
 def test_new_files_of_a_folder_take_the_places_of_old_ones_and_others_stay(tmp_path: Path) -> None:

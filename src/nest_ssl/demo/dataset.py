@@ -23,7 +23,7 @@ import soxr
 from nest_ssl.config.checks import Positive, Range, Seed, ranges_of
 from nest_ssl.demo.formants import RATE_HZ, speak_formants
 from nest_ssl.demo.voices import LANGUAGES, Synthesizer, at_level, find_synthesizer, random_text, random_voice, say
-from nest_ssl.files import remove_left_over, replace_text
+from nest_ssl.files import remove_left_over, replace_text, temporary_name
 
 RECORD = "demo.json"
 PARTS = ("train", "valid", "noise")
@@ -92,7 +92,7 @@ def make_demo(
     if Path.cwd().is_relative_to(place):
         raise ValueError(f"{folder}: is the working folder, or above it. Give another --data-dir.")
     remove_left_over(place)
-    part, old = (place.with_name(f".{place.name}.{os.getpid()}-{what}.tmp") for what in ("part", "old"))
+    part, old = temporary_name(place), temporary_name(place)
     try:
         part.mkdir(parents=True)
         _write(part, config, voices, num_threads, report)

@@ -13,6 +13,7 @@ import pytest
 import soundfile
 
 from nest_ssl.demo.dataset import NOISES, DemoConfig, DemoFolder, coloured, make_demo
+from nest_ssl.files import temporary_name
 from tests.unit.demo.spectra import energy_share
 
 SMALL = DemoConfig(num_train=5, num_val=2, num_noise=8, duration=1.0)
@@ -150,9 +151,10 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mon
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_call_has_left_is_removed(tmp_path: Path) -> None:
-    nobody = 2**22 + 1  # more than Linux numbers processes
-    (tmp_path / f".data.{nobody}-part.tmp" / "train").mkdir(parents=True)
+def test_what_a_killed_call_has_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getpid", lambda: 2**22 + 1)  # more than Linux numbers processes
+    (temporary_name(tmp_path / "data") / "train").mkdir(parents=True)
+    monkeypatch.undo()
     make(tmp_path / "data")
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 

@@ -17,6 +17,7 @@ import soundfile
 
 from nest_ssl.audio import AudioInfo
 from nest_ssl.data import open_manifests
+from nest_ssl.files import temporary_name
 from nest_ssl.prepare import ledger, measure
 from nest_ssl.prepare.ledger import Progress
 from nest_ssl.prepare.manifest import Job, Split, count_entries, merge_jobs, part_path, prepare_manifest, split_manifest
@@ -278,9 +279,13 @@ def test_a_manifest_that_was_changed_is_neither_taken_for_complete_nor_replaced_
     assert output.read_bytes() == whole
 
 
-def test_what_a_killed_run_has_left_of_its_state_is_removed(corpus: Path, tmp_path: Path) -> None:
+def test_what_a_killed_run_has_left_of_its_state_is_removed(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     nobody = 2**22 + 1  # more than Linux numbers processes
-    left_over = tmp_path / f".m.jsonl.state.{nobody}-0a1b2c3d.tmp"
+    monkeypatch.setattr(os, "getpid", lambda: nobody)
+    left_over = temporary_name(tmp_path / "m.jsonl.state")
+    monkeypatch.undo()
     left_over.touch()
     prepare_manifest(corpus, tmp_path / "m.jsonl")
     assert not left_over.exists()
