@@ -27,6 +27,7 @@ from torch import Tensor
 
 from nest_ssl._version import __version__
 from nest_ssl.config import ModelConfig
+from nest_ssl.config.checks import quoted
 from nest_ssl.config.targets import SECTIONS, nemo_target
 from nest_ssl.files import SHARDS_INDEX, SHARDS_REST, remove_left_over, replacing
 
@@ -47,6 +48,7 @@ MAX_CONFIG_BYTES = 2**20  # NeMo's have 6 to 60 KB; yaml parses 170 KB per secon
 MAX_WEIGHTS_BYTES = 64 * 2**30
 MAX_EXPANSION = 200  # more is a zip bomb: compression shrinks float32 weights by a tenth
 MAX_MEMBERS = 10_000
+MAX_CONFIG_VALUES = 100_000  # NeMo's have hundreds; a pickle can contain itself, or one list a billion times
 ENCRYPTED = 1  # zip's flag
 BEFORE_ZIP = pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2)
 """What torch's files began with before they were zip archives."""
@@ -133,9 +135,11 @@ def check_weights(weights: object, where: str) -> dict[str, Tensor]:
         raise CheckpointError(f"{where} is not a mapping of names to tensors.")
     for name, value in weights.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
-            raise CheckpointError(f"{where} is not a mapping of names to tensors: '{name}'.")
+            raise CheckpointError(f"{where} is not a mapping of names to tensors: {quoted(name)}.")
+        if not name.isprintable():  # it could pass for another line of a message
+            raise CheckpointError(f"{where}: a name has control characters: {quoted(name)}; refused.")
         if value.layout != torch.strided or value.is_quantized or value.is_complex() or value.is_meta:
-            raise CheckpointError(f"{where} contains '{name}', which is not a dense, real tensor with data.")
+            raise CheckpointError(f"{where} contains {quoted(name)}, which is not a dense, real tensor with data.")
     return dict(weights)
 
 
@@ -174,11 +178,14 @@ def check_values(weights: Mapping[str, Tensor], own: Mapping[str, Tensor], where
         elif value.is_floating_point() and value.dtype.itemsize == 1:
             bad.append(f"{name}: {str(value.dtype).removeprefix('torch.')} has too few digits for weights")
         elif value.is_floating_point():
-            finite = value.to(own[name].dtype).isfinite()  # as the model will have it: float64 may be too large
+            dtype = own[name].dtype if own[name].is_floating_point() else value.dtype  # NaN would become an integer
+            finite = value.to(dtype).isfinite()  # as the model will have it: float64 may be too large
             if not finite.all():
                 bad.append(f"{name}: {int((~finite).sum()):,} of {finite.numel():,} values are NaN or infinite")
             elif name.endswith("running_var") and (value < 0).any():
                 bad.append(f"{name}: variances are negative")
+            elif name.startswith("quantizer.") and (value == 0).all(-1).any():
+                bad.append(f"{name}: whole rows are 0, so targets would mean nothing")
     if bad:
         raise CheckpointError(
             f"{where}: {len(bad)} of {len(weights)} parameters cannot be used; training may have diverged before it "
@@ -204,6 +211,10 @@ def one_line(error: BaseException, most: int = 300) -> str:
     """The message of an error on one line, or its type if it has no message."""
     if isinstance(error, EOFError):
         return "it ends too early"
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply, or contains itself"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     if "weights_only" in str(error):  # torch advises to trust the file
         return "it contains more than tensors and plain values, or is something else altogether"
     if "PytorchStreamReader" in str(error):
@@ -247,7 +258,7 @@ def check_archive(file: IO[bytes], name: str) -> None:
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{name}: is damaged: {one_line(error)}. Use another copy of it.") from error
     if bad is not None:
-        raise CheckpointError(f"{name}: is damaged: '{bad}' in it fails its checksum. Use another copy of it.")
+        raise CheckpointError(f"{name}: is damaged: {quoted(bad)} in it fails its checksum. Use another copy of it.")
 
 
 def _checked_members(path: Path, archive: tarfile.TarFile) -> dict[str, tarfile.TarInfo]:
@@ -259,15 +270,20 @@ def _checked_members(path: Path, archive: tarfile.TarFile) -> dict[str, tarfile.
             raise CheckpointError(f"{path}: contains more than {MAX_MEMBERS:,} members; refused.")
         name = PurePosixPath(member.name)
         if name.is_absolute() or ".." in name.parts or "\\" in member.name:
-            raise CheckpointError(f"{path}: contains '{member.name}', a path outside its folder; refused.")
+            raise CheckpointError(f"{path}: contains {quoted(member.name)}, a path outside its folder; refused.")
         if not (member.isreg() or member.isdir()):
-            raise CheckpointError(f"{path}: contains '{member.name}', which is neither a file nor a folder; refused.")
+            kind = "neither a file nor a folder"
+            raise CheckpointError(f"{path}: contains {quoted(member.name)}, which is {kind}; refused.")
         total += member.size
         if total > MAX_WEIGHTS_BYTES or total > MAX_EXPANSION * file_bytes:
             raise CheckpointError(f"{path}: would unpack to {total:,} bytes or more from {file_bytes:,}; refused.")
         if str(name) in members:
-            raise CheckpointError(f"{path}: contains '{name}' twice; refused.")
+            raise CheckpointError(f"{path}: contains {quoted(str(name))} twice; refused.")
         members[str(name)] = member
+    while _is_gzip(path) and archive.fileobj is not None and (rest := archive.fileobj.read(2**20)):
+        total += len(rest)  # to the end of the stream, where gzip compares its checksum
+        if total > MAX_EXPANSION * file_bytes:
+            raise CheckpointError(f"{path}: would unpack to {total:,} bytes or more from {file_bytes:,}; refused.")
     return {name: member for name, member in members.items() if member.isreg()}
 
 
@@ -290,15 +306,16 @@ def _read_config(path: Path, archive: tarfile.TarFile, member: tarfile.TarInfo) 
 
 def refuse_resolvers(config: Any, where: str) -> None:
     """Refuse `${oc.env:NAME}` and its like, in a text or a mapping: they copy secrets into messages and files."""
-    if isinstance(config, Mapping):
-        for key, value in config.items():
-            refuse_resolvers(key, where)
-            refuse_resolvers(value, where)
-    elif isinstance(config, (list, tuple)):
-        for value in config:
-            refuse_resolvers(value, where)
-    elif isinstance(config, str) and re.search(r"\$\{[^}]*:", config):
-        raise CheckpointError(f"{where} calls a resolver (${{name:…}}); refused.")
+    values = [config]
+    for value in values:  # which grows
+        if isinstance(value, Mapping):
+            values += [*value.keys(), *value.values()]
+        elif isinstance(value, (list, tuple)):
+            values += value
+        elif isinstance(value, str) and re.search(r"\$\{[^}]*:", value):
+            raise CheckpointError(f"{where} calls a resolver (${{name:…}}); refused.")
+        if len(values) > MAX_CONFIG_VALUES:
+            raise CheckpointError(f"{where} contains itself, or more than {MAX_CONFIG_VALUES:,} values; refused.")
 
 
 class _StrictLoader(yaml.SafeLoader):

@@ -72,7 +72,7 @@ class RunFolder:
             dirpath = cfg["exp_manager"]["checkpoint_callback_params"]["dirpath"]
         except (OSError, yaml.YAMLError, KeyError, TypeError):  # not written yet, or damaged
             dirpath = None
-        return cls(path, dirpath)
+        return cls(path, dirpath if isinstance(dirpath, str) else None)
 
     @property
     def checkpoints(self) -> Path:
@@ -290,7 +290,9 @@ def ranks_per_node(devices: Any, accelerator: str, count_gpus: Callable[[], int]
 
     `count_gpus` is called only where the answer depends on it: counting GPUs loads torch.
     """
-    given = given_ranks_per_node(devices)
+    given, listed = given_ranks_per_node(devices), listed_devices(devices)
+    if listed not in (None, [*range(given or 0)]) and (accelerator == "cpu" or not count_gpus()):
+        raise ValueError(f"trainer.devices={devices}: lists GPUs, and there is none. Use trainer.devices={given}.")
     if given is not None:
         return given
     return 1 if accelerator == "cpu" else max(count_gpus(), 1)

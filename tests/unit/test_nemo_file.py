@@ -72,6 +72,25 @@ def test_compressed_archives_are_read(tmp_path: Path, good: dict[str, bytes]) ->
     assert all(torch.equal(value, plain[name]) for name, value in load(path).state_dict().items())
 
 
+@pytest.mark.parametrize("place", [-6, -1])
+def test_a_compressed_archive_that_fails_the_checksum_at_its_end_is_refused(
+    tmp_path: Path, good: dict[str, bytes], place: int
+) -> None:
+    path = archive(tmp_path / "model.nemo", good, "w:gz")
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match=r"model\.nemo: not a readable \.nemo file: (CRC|Incorrect length)"):
+        load(path)
+
+
+def test_a_bomb_behind_a_compressed_archive_is_refused(tmp_path: Path, good: dict[str, bytes]) -> None:
+    path = archive(tmp_path / "model.nemo", good, "w:gz")
+    path.write_bytes(path.read_bytes() + gzip.compress(bytes(200_000_000)))
+    with pytest.raises(CheckpointError, match=r"model\.nemo: would unpack to"):
+        load(path)
+
+
 def test_member_names_may_have_a_leading_dot_or_not(tmp_path: Path, good: dict[str, bytes]) -> None:
     load(archive(tmp_path / "plain.nemo", good))
     load(archive(tmp_path / "dotted.nemo", {f"./{name}": data for name, data in good.items()}))
@@ -85,6 +104,18 @@ def test_other_members_are_ignored(tmp_path: Path, good: dict[str, bytes]) -> No
 def test_a_path_that_leaves_the_folder_is_refused(tmp_path: Path, good: dict[str, bytes], name: str) -> None:
     path = archive(tmp_path / "model.nemo", {**good, name: b"evil"})
     with pytest.raises(CheckpointError, match=r"model\.nemo: contains .*outside its folder"):
+        load(path)
+
+
+def test_control_characters_in_names_are_written_out(tmp_path: Path, good: dict[str, bytes]) -> None:
+    path = archive(tmp_path / "model.nemo", {**good, "../a\nb": b""})
+    with pytest.raises(CheckpointError, match=r"contains '\.\./a\\nb', a path outside"):
+        load(path)
+    path = archive(tmp_path / "model.nemo", {**good, WEIGHTS_NAME: _torch_saved({"a\nb\x1b[31m": torch.zeros(1)})})
+    with pytest.raises(CheckpointError, match=r"a name has control characters: 'a\\nb\\x1b\[31m'; refused"):
+        load(path)
+    path = archive(tmp_path / "model.nemo", {**good, CONFIG_NAME: b'target: "a\\nb"'})
+    with pytest.raises(CheckpointError, match=r"contains a 'a\\nb', not a NEST model"):
         load(path)
 
 

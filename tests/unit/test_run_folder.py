@@ -34,9 +34,22 @@ def no_gpus_wanted() -> int:
     ("devices", "ranks"), [(4, 4), ("4", 4), ("0,1", 2), ("3,", 1), ("0, 2,5", 3), ([0, 2], 2), ([7], 1), ([0, 0], 2)]
 )
 def test_a_count_and_a_list_of_devices_mean_as_many_ranks(devices: Any, ranks: int) -> None:
-    for accelerator in ("auto", "cpu", "gpu"):
-        assert ranks_per_node(devices, accelerator, no_gpus_wanted) == ranks
+    for accelerator in ("auto", "gpu"):
+        assert ranks_per_node(devices, accelerator, lambda: 8) == ranks
     assert given_ranks_per_node(devices) == ranks
+
+
+@pytest.mark.parametrize("devices", [4, "4", "0,1", [0, 1, 2]])
+def test_a_count_means_as_many_ranks_on_any_machine(devices: Any) -> None:
+    for accelerator in ("auto", "cpu", "gpu"):
+        assert ranks_per_node(devices, accelerator, no_gpus_wanted) == given_ranks_per_node(devices)
+
+
+@pytest.mark.parametrize(("devices", "count"), [("2,3", 2), ([0, 0], 2), ([5], 1), ([1, 0], 2)])
+def test_a_machine_without_gpus_has_none_to_choose_from(devices: Any, count: int) -> None:
+    for accelerator in ("auto", "cpu"):
+        with pytest.raises(ValueError, match=rf"trainer\.devices=.* there is none. Use trainer\.devices={count}"):
+            ranks_per_node(devices, accelerator, lambda: 0)
 
 
 @pytest.mark.parametrize("devices", [-1, "-1", "auto"])

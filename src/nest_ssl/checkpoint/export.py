@@ -9,7 +9,7 @@ from pathlib import Path
 from nest_ssl.checkpoint.huggingface import CTC_FOLDER, export_huggingface
 from nest_ssl.checkpoint.onnx_file import export_onnx
 from nest_ssl.checkpoint.read import CHECKSUM_KEY, CONFIG_KEY, checksum, load
-from nest_ssl.files import remove_left_over, replacing
+from nest_ssl.files import make_folder, remove_left_over, replacing
 from nest_ssl.model import EncDecMaskedTokenPredModel
 from nest_ssl.nemo_file import CheckpointError, nemo_config
 
@@ -30,7 +30,7 @@ def export_checkpoint(checkpoint: str | Path, output: str | Path, kind: str) -> 
         raise ValueError(f"format: {kind!r} is not one of {', '.join(FORMATS)}.")
     output = _checked_output(Path(output).expanduser(), kind)
     model = load(checkpoint)
-    output.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(output.parent)
     if kind == "huggingface":
         export_huggingface(model, output)
         ctc = (output / CTC_FOLDER, "ParakeetForCTC with this encoder and a new head")

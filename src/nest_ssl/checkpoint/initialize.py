@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
-from nest_ssl.checkpoint.read import hub_file, read_checkpoint
+from nest_ssl.checkpoint.read import hub_file, local_path, read_checkpoint
 from nest_ssl.config import NestConfig
 from nest_ssl.config.checks import quoted, short
-from nest_ssl.nemo_file import GIVEN, CheckpointError, check_values
-from nest_ssl.run_folder import is_checkpoint
+from nest_ssl.nemo_file import GIVEN, CheckpointError, NemoFile, check_values
 
 log = logging.getLogger(__name__)
 
@@ -80,8 +80,7 @@ def _sources(key: str, value: Any) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _initialize(model: nn.Module, key: str, name: str, options: dict[str, Any]) -> Initialized:
-    path = _local_path(key, name)
-    content = read_checkpoint(path)
+    path, content = _read(key, name)
     weights, rate = content.weights, content.config.get("sample_rate")
     own_rate = getattr(getattr(model, "cfg", None), "sample_rate", rate)
     if rate != own_rate:
@@ -133,12 +132,11 @@ def _list(key: str, value: Any) -> list[str]:
     return names
 
 
-def _local_path(key: str, name: str) -> Path:
-    path = Path(name).expanduser()
-    if is_checkpoint(path):
-        return path
-    if path.exists():
-        raise CheckpointError(f"{key}: {path}: is not a model file. Give a .nemo, .ckpt or .safetensors file.")
-    if key != "init_from_pretrained_model":
-        raise CheckpointError(f"{key}: {path}: no such file.")
-    return hub_file(name)
+def _read(key: str, name: str) -> tuple[Path, NemoFile]:
+    try:
+        path = local_path(name)
+        if key == "init_from_pretrained_model" and not os.path.lexists(path):
+            path = hub_file(name)
+        return path, read_checkpoint(path)
+    except ValueError as error:
+        raise CheckpointError(f"{key}: {error}") from error

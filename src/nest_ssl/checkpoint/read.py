@@ -22,6 +22,7 @@ from omegaconf.nodes import AnyNode
 from torch import Tensor
 
 from nest_ssl.config import ModelConfig
+from nest_ssl.config.checks import local_paths, quoted
 from nest_ssl.config.model_section import model_config, model_section
 from nest_ssl.config.targets import TARGETS
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel, EncDecMaskedTokenPredModel
@@ -40,6 +41,7 @@ from nest_ssl.nemo_file import (
     read_weights,
     refuse_resolvers,
 )
+from nest_ssl.run_folder import RunFolder, is_checkpoint
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 FILE_SUFFIXES = (".nemo", ".ckpt", ".safetensors")
@@ -51,10 +53,23 @@ CHECKSUM_KEY = "crc32"
 
 def checkpoint_path(name: str | Path) -> Path:
     """The file that `name` means: a path or, if there is no such path, a model on the Hugging Face hub."""
-    path = Path(name).expanduser()
+    path = local_path(name)
     if path.suffix in FILE_SUFFIXES or not HUB_NAME.fullmatch(str(name)) or path.exists():
         return path
     return hub_file(str(name))
+
+
+def local_path(name: str | Path) -> Path:
+    """The path that `name` means. A folder that is not a checkpoint is refused, with the file in it to give instead."""
+    if not str(name):
+        raise CheckpointError("the name of the model file is empty. Give a .nemo, .ckpt or .safetensors file.")
+    local_paths("model file", str(name))
+    path = Path(os.path.expanduser(name))  # Path's own fails for ~name without such a user
+    if path.suffix != ".ckpt" and os.path.isdir(path) and not is_checkpoint(path):
+        newest = RunFolder.open(path).newest_weights() or RunFolder(path, str(path)).newest_weights()
+        way_out = f"{newest}, the newest in it" if newest else "a .nemo, .ckpt or .safetensors file"
+        raise CheckpointError(f"{path}: is a folder, not a file. Give {way_out}.")
+    return path
 
 
 def hub_file(name: str) -> Path:
@@ -145,10 +160,10 @@ def model_without_storage(path: Path, kind: type[ModelType], cfg: ModelConfig) -
 
 def read_checkpoint(path: Path, map_location: Any = "cpu") -> NemoFile:
     """Configuration and weights of a `.nemo`, `.ckpt` or `.safetensors` file, whatever its name: users rename them."""
-    if path.suffix == ".ckpt" and os.path.isdir(path):  # in shards
+    if os.path.isdir(path) and (path.suffix == ".ckpt" or is_checkpoint(path)):  # in shards
         return _read_ckpt(path, map_location)
     check_is_file(path)
-    with path.open("rb") as file:
+    with as_checkpoint_errors(path, "cannot be read"), path.open("rb") as file:
         start = file.read(9)
     if start[8:] == b"{" or (path.suffix == ".safetensors" and len(start) < 9):  # after the length of its header
         return _read_safetensors(path, map_location)
@@ -164,7 +179,7 @@ def model_class(path: Path, config: dict[str, Any]) -> type[EncDecMaskedTokenPre
         return EncDecDenoiseMaskedTokenPredModel
     name = TARGETS.get(str(target))
     if name not in MODELS:
-        raise CheckpointError(f"{path}: contains a {target}, not a NEST model. Accepted: {', '.join(MODELS)}.")
+        raise CheckpointError(f"{path}: contains a {quoted(target)}, not a NEST model. Accepted: {', '.join(MODELS)}.")
     return MODELS[name]
 
 
@@ -182,9 +197,9 @@ def _read_ckpt(path: Path, map_location: Any) -> NemoFile:
     config = parameters.get("cfg", parameters) if isinstance(parameters, (dict, DictConfig)) else None
     if not config or not isinstance(config, (dict, DictConfig)):
         raise CheckpointError(f"{path}: has no model configuration under hyper_parameters.")
-    plain = OmegaConf.to_container(config, resolve=False) if isinstance(config, DictConfig) else config
-    refuse_resolvers(plain, f"{path}: its configuration")
     with as_checkpoint_errors(path, "its configuration cannot be used"):
+        plain = OmegaConf.to_container(config, resolve=False) if isinstance(config, DictConfig) else config
+        refuse_resolvers(plain, f"{path}: its configuration")
         section = model_section(config)
     weights = check_weights(content["state_dict"], f"{path}: its state_dict")
     if path.is_dir():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nest_ssl.checkpoint.read import check_model, checkpoint_config, model_class, model_without_storage, read_checkpoint
+from nest_ssl.checkpoint.read import (
+    check_model,
+    checkpoint_config,
+    local_path,
+    model_class,
+    model_without_storage,
+    read_checkpoint,
+)
 from nest_ssl.config import ModelConfig, compose, embedded_configs, load_yaml
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel, EncDecMaskedTokenPredModel
 
@@ -64,9 +72,9 @@ class Summary:
 
 def open_source(name: str, overrides: list[str] | None = None) -> Source:
     """Open a `.nemo`, `.ckpt` or `.safetensors` file, a yaml file, or a built-in configuration."""
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     if is_checkpoint(name):
-        content = read_checkpoint(path)
+        content = read_checkpoint(local_path(name))
         kind, section = model_class(path, content.config), checkpoint_config(path, content.config)
         check_model(path, kind, section, content.weights)
         return Source(name, section, kind, content.weights)
@@ -75,7 +83,7 @@ def open_source(name: str, overrides: list[str] | None = None) -> Source:
     elif name.removesuffix(".yaml") in embedded_configs():
         cfg = compose(name, overrides or [])
     else:
-        what = "is a folder" if path.is_dir() else "no .nemo, .ckpt or .yaml file" if path.exists() else "no such file"
+        what = "no .nemo, .ckpt or .yaml file" if local_path(name).exists() else "no such file"
         raise ValueError(f"{name}: {what}. Built-in configurations: {', '.join(embedded_configs())}.")
     return Source(name, cfg.model, EncDecDenoiseMaskedTokenPredModel, None)
 

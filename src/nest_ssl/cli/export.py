@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from nest_ssl.cli.console import say
+from nest_ssl.cli.console import keep_inputs, say
 
 
 class ExportFormat(StrEnum):
@@ -30,5 +30,6 @@ def export(
     """Write a model for transformers, NeMo, safetensors or ONNX; settings that a format cannot express are refused."""
     from nest_ssl.checkpoint.export import export_checkpoint
 
+    keep_inputs("OUT", [output], [checkpoint])
     for path, words in export_checkpoint(checkpoint, output, format.value).files:
         say(f"{path}: {words}")

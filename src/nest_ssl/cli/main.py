@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     open_missing_streams()
     try:
-        local_paths("nest-ssl", sys.argv[1:] if arguments is None else arguments)
+        local_paths("argument", sys.argv[1:] if arguments is None else arguments)
         app(arguments)
     except (ValueError, OSError, RuntimeError) as error:
         if logging.getLogger().isEnabledFor(logging.DEBUG):

@@ -36,7 +36,7 @@ class PreprocessorConfig:
     """Sample rate of the input audio, in Hz."""
     window_size: Seconds | None = 0.02
     """Length of the analysis window, in seconds."""
-    window_stride: Annotated[float, Range(0.001, 60)] | None = 0.01
+    window_stride: Annotated[float, Range(0.001, 1)] | None = 0.01
     """Step between frames, in seconds."""
     n_window_size: Size | None = None
     """Length of the analysis window in samples; replaces `window_size`."""
@@ -46,7 +46,7 @@ class PreprocessorConfig:
     """hann, hamming, blackman, bartlett, or none (rectangular)."""
     normalize: str | dict[str, Any] | None = "per_feature"
     """Give each band (per_feature) or all bands together (all_features) mean 0 and std 1; null, none, NA: neither."""
-    n_fft: Size | None = None
+    n_fft: Annotated[int, Range(1, 65_536)] | None = None
     """Size of the Fourier transform; null: the window's length, rounded up to a power of two."""
     preemph: Annotated[float, Range(-1, 1)] | None = 0.97
     """Pre-emphasis coefficient; null: no pre-emphasis."""
@@ -64,7 +64,7 @@ class PreprocessorConfig:
     """The value to add or clamp to; 'tiny' and 'eps' are those of float32."""
     dither: Annotated[float, Range(0, 0.1, advice="Samples are between -1 and 1. NeMo: 1e-5.")] = 1e-5
     """Standard deviation of the white noise that is added to the waveform in training."""
-    pad_to: Annotated[int, Range(0, 100_000)] = 16
+    pad_to: Annotated[int, Range(0, 1024)] = 16
     """Pad the frames to a multiple of this; 0: no padding."""
     frame_splicing: Positive = 1
     """Only 1 is supported."""
@@ -94,6 +94,7 @@ class PreprocessorConfig:
                 f"{where}.lowfreq: {self.lowfreq:g} Hz is not between 0 and the highest frequency, {high_hz:g} Hz."
             )
         one_of(f"{where}.window", self.window, ("hann", "hamming", "blackman", "bartlett", "none", None))
+        one_of(f"{where}.mel_norm", self.mel_norm, ("slaney", None))
         one_of(f"{where}.log_zero_guard_type", self.log_zero_guard_type, ("add", "clamp"))
         if isinstance(self.log_zero_guard_value, str):
             one_of(f"{where}.log_zero_guard_value", self.log_zero_guard_value, ("tiny", "eps"))
@@ -113,7 +114,8 @@ class PreprocessorConfig:
         Range(1).check(f"{where} window, in samples", self.num_window_samples)
         Range(1).check(f"{where} window stride, in samples", self.num_stride_samples)
         if self.num_window_samples > self.sample_rate:
-            raise ValueError(f"{where}.window_size: {self.window_size} s is more than a second. NEST: 0.025.")
+            key = "window_size" if self.n_window_size is None else "n_window_size"
+            raise ValueError(f"{where}.{key}: {getattr(self, key)} is more than a second. NEST: 0.025 s.")
         if self.num_fft < self.num_window_samples:
             raise ValueError(
                 f"{where}.n_fft: {self.num_fft} is less than a window (window_size), {self.num_window_samples} samples "

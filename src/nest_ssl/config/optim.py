@@ -47,14 +47,14 @@ SCHEDULES: dict[str, frozenset[str]] = {
 }
 """Schedules by NeMo's names, and their options in addition to `max_steps`, `min_lr` and `last_epoch`."""
 
-_NEMO_OPTIMIZERS = {
+_NEMO_OPTIMIZERS = [
     *("novograd", "adafactor", "adan", "lamb", "fused_adam", "distributed_fused_adam", "megatron_fused_adam"),
-}
-_NEMO_SCHEDULES = {
+]
+_NEMO_SCHEDULES = [
     *("WarmupPolicy", "WarmupHoldPolicy", "WarmupHoldAnnealLinear", "WarmupHoldAnnealOneMinusSquareRoot"),
     *("SquareAnnealing", "SquareRootAnnealing", "NoamHoldAnnealing", "PolynomialHoldDecayAnnealing"),
     *("T5InverseSquareRootAnnealing", "StepLR", "ExponentialLR", "ReduceLROnPlateau", "CyclicLR"),
-}
+]
 
 
 @dataclass
@@ -86,11 +86,17 @@ class ScheduleConfig:
     extra: dict[str, Any] | None = None
     """More arguments for a schedule registered by another package."""
 
+    @staticmethod
+    def rearranged(data: dict[str, Any]) -> dict[str, Any]:
+        """Refuse a name that only NeMo has before the options that only it takes."""
+        if (name := data.get("name")) in _NEMO_SCHEDULES and schedules.find(name, SCHEDULES) is None:
+            not_supported("optim.sched.name", name, f"use one of {', '.join(SCHEDULES)}")
+        return data
+
     def __post_init__(self) -> None:
         where = "optim.sched"
         if schedules.find(self.name, SCHEDULES) is None:
-            if self.name in _NEMO_SCHEDULES:
-                not_supported(f"{where}.name", self.name, f"use one of {', '.join(SCHEDULES)}")
+            self.rearranged({"name": self.name})
             known_name(f"{where}.name", self.name, [*SCHEDULES, *schedules.names()])
             _only_options_of(where, self.name, self.options(), SCHEDULES)
         for what in ("warmup", "constant"):
@@ -155,11 +161,17 @@ class OptimConfig:
     extra: dict[str, Any] | None = None
     """More arguments for an optimizer registered by another package."""
 
+    @staticmethod
+    def rearranged(data: dict[str, Any]) -> dict[str, Any]:
+        """Refuse a name that only NeMo has before the options that only it takes."""
+        if (name := data.get("name")) in _NEMO_OPTIMIZERS and optimizers.find(name, OPTIMIZERS) is None:
+            not_supported("optim.name", name, f"use one of {', '.join(OPTIMIZERS)}")
+        return data
+
     def __post_init__(self) -> None:
         is_plugin = optimizers.find(self.name, OPTIMIZERS) is not None
         if not is_plugin:
-            if self.name in _NEMO_OPTIMIZERS:
-                not_supported("optim.name", self.name, f"use one of {', '.join(OPTIMIZERS)}")
+            self.rearranged({"name": self.name})
             known_name("optim.name", self.name, [*OPTIMIZERS, *optimizers.names()])
             _only_options_of("optim", self.name, self.options(), OPTIMIZERS)
         check_ranges("optim", self)

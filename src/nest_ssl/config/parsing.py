@@ -152,9 +152,12 @@ def _checked(
     schema: type[Any], data: dict[str, Any], where: str, unused: Mapping[str, str], dropped: list[str]
 ) -> dict[str, Any]:
     """Return `data` without its `_target_` (checked) and unused keys; an unknown key is an error."""
-    if hasattr(schema, "rearranged"):
-        data = schema.rearranged(data)
     hints = typing.get_type_hints(schema)
+    if hasattr(schema, "rearranged"):
+        try:
+            data = schema.rearranged(data)
+        except ValueError as error:
+            raise ConfigError(_with_whole_key(str(error), where, hints)) from error
     known = {f.name for f in dataclasses.fields(schema) if f.init}
     out: dict[str, Any] = {}
     for key, value in data.items():

@@ -562,6 +562,8 @@ def _check_features(cfg: PreprocessorConfig) -> None:
             f"{where}.window_stride: {cfg.num_stride_samples} samples are more than a window, "
             f"{cfg.num_window_samples}: audio between two windows would be lost."
         )
+    if cfg.num_stride_samples > cfg.sample_rate / 10:
+        raise ValueError(f"{where}.window_stride: {cfg.num_stride_samples} samples are more than 0.1 s. NEST: 0.01 s.")
 
 
 LEAST_MASK_PROB = 1e-5

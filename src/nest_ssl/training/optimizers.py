@@ -10,6 +10,7 @@ from torch import nn, optim
 from torch.optim import Optimizer
 
 from nest_ssl.config import OptimConfig
+from nest_ssl.config.checks import short
 from nest_ssl.plugins import optimizers
 
 OPTIMIZER_CLASSES: dict[str, Callable[..., Optimizer]] = {
@@ -75,7 +76,7 @@ def check_resumable(cfg: OptimConfig, checkpoint: Mapping[str, Any], path: Path)
     """Refuse an optimizer that cannot continue with the state in `checkpoint`, the content of the file `path`."""
     start_again = f"or start from its weights with 'init_from_ptl_ckpt=\"{path}\"' and another exp_manager.name"
     saved_cfg = checkpoint.get("hyper_parameters", {}).get("cfg") or {}
-    saved = (saved_cfg.get("optim") or {}).get("name", cfg.name)
+    saved = short((saved_cfg.get("optim") or {}).get("name", cfg.name))
     if cfg.name != saved and not any({cfg.name, saved} <= names for names in SAME_STATE):
         raise ValueError(
             f"model.optim.name: {path} contains the state of {saved}, which {cfg.name} cannot use. Continue with "
@@ -83,7 +84,7 @@ def check_resumable(cfg: OptimConfig, checkpoint: Mapping[str, Any], path: Path)
         )
     groups = checkpoint["optimizer_states"][0]["param_groups"]
     for key in ("amsgrad", "centered", *(["momentum"] if cfg.name == "rmsprop" else [])):
-        if getattr(cfg, key) and not groups[0].get(key):
+        if getattr(cfg, key) and not any(group.get(key) for group in groups):
             raise ValueError(
                 f"model.optim.{key}: {path} was saved without it, so the numbers it needs are missing. Leave it off, "
                 f"{start_again}."

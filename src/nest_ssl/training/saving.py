@@ -117,7 +117,7 @@ class Saver:
         self._saved_at_s, self._saved = time.monotonic(), _place(state)
         for path, score in state.memory.best.items():
             here = self.folder.checkpoints / Path(path).name  # the folder may have been moved
-            if is_checkpoint(here) or not self.world.is_first:
+            if here.name not in (LAST, BEFORE) and (is_checkpoint(here) or not self.world.is_first):
                 self.best[str(here)] = score
 
     # ---- when ----

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from nest_ssl.config import ScheduleConfig
+from nest_ssl.config.checks import short
 from nest_ssl.plugins import schedules
 
 log = logging.getLogger(__name__)
@@ -77,7 +78,8 @@ class Schedule(LRScheduler):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go to the saved position, and give the optimizer the rate that belongs there."""
         before, now = state_dict.get("settings", {}), self.settings()
-        changed = [f"{key} {before[key]} → {now[key]}" for key in before.keys() & now.keys() if before[key] != now[key]]
+        both = before.keys() & now.keys()
+        changed = [f"{key} {short(before[key])} → {short(now[key])}" for key in both if before[key] != now[key]]
         if changed:
             log.warning("the schedule is not that of the checkpoint; the new one holds: %s", ", ".join(sorted(changed)))
         self.last_epoch = state_dict["last_epoch"]

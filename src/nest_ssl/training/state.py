@@ -25,20 +25,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import pickle
 import sys
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from nest_ssl._version import __version__
 from nest_ssl.config import PreprocessorConfig, parse
@@ -53,6 +53,7 @@ from nest_ssl.nemo_file import (
     check_is_file,
     check_weights,
     nemo_config,
+    one_line,
     read_index,
     read_rest,
 )
@@ -67,6 +68,7 @@ from nest_ssl.training.sharding import (
     read_shards,
     with_layout,
 )
+from nest_ssl.training.stopping import Count, StoppingState
 
 if TYPE_CHECKING:
     from nest_ssl.data import PlannedLoader
@@ -78,15 +80,19 @@ log = logging.getLogger(__name__)
 _PREFIX = "model."
 """Before the names of some weights in checkpoints of the first edition."""
 
+Name = Annotated[str, msgspec.Meta(max_length=250)]
+FilePath = Annotated[str, msgspec.Meta(pattern=r"(^|/)[^/]{1,255}$")]
+Amount = Annotated[float, msgspec.Meta(ge=0, lt=1e300)]
+
 
 @dataclass
 class Memory:
     """What the parts of training remember: the best checkpoints, early stopping, time."""
 
-    best: dict[str, float] = field(default_factory=dict)
+    best: dict[FilePath, float] = field(default_factory=dict)
     """Scores of the best checkpoints, by path."""
-    early_stopping: dict[str, float | None] | None = None
-    elapsed_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    early_stopping: StoppingState | None = None
+    elapsed_s: Annotated[float, msgspec.Meta(ge=0, lt=1e10)] = 0.0
     resumed_from: str | None = None
     """The file that `exp_manager.resume_from_checkpoint` named."""
 
@@ -118,6 +124,8 @@ class Trained:
     step: TrainStep
     loader: PlannedLoader
     world_size: int
+    num_batches: int | None = None
+    """Batches of an epoch under `trainer.limit_train_batches`; None: unknown."""
 
     @property
     def average(self) -> Average | None:
@@ -169,12 +177,9 @@ def averaged_weights(trained: Trained) -> dict[str, Tensor]:
     return {name: with_layout(average.weights[name], value) for name, value in trained.model.state_dict().items()}
 
 
-Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
-
-
 class _BadData(msgspec.Struct):
     num_read: Count
-    num_bad: dict[str, Count]
+    num_bad: dict[Name, Count]
 
 
 class _Position(msgspec.Struct):
@@ -187,7 +192,7 @@ class _Position(msgspec.Struct):
 
 class _AverageState(msgspec.Struct):
     num_updates: Count
-    last_step: int
+    last_step: Count
 
 
 class _Progress(msgspec.Struct):
@@ -196,24 +201,42 @@ class _Progress(msgspec.Struct):
     epoch_is_over: bool = False
     validation_is_due: bool = False
     average: _AverageState | None = None
-    scaler: dict[str, Any] | None = None
-    optimizer: str | None = None
+    scaler: dict[Name, Amount] | None = None
+    optimizer: Name | None = None
 
 
 class _Means(msgspec.Struct):
-    epoch: int
-    sums: dict[str, Tensor]
-    weights: dict[str, Tensor] | msgspec.UnsetType = msgspec.UNSET
+    epoch: Annotated[int, msgspec.Meta(ge=-1, lt=2**53)]
+    sums: dict[Name, SimpleNamespace]
+    weights: dict[Name, SimpleNamespace] | msgspec.UnsetType = msgspec.UNSET
+
+    def __post_init__(self) -> None:
+        weights = self.sums if self.weights is msgspec.UNSET else self.weights  # the first edition has one for all
+        if weights.keys() != self.sums.keys():
+            raise ValueError("sums and weights have different names")
+        tensors = [boxed.tensor for boxed in (*self.sums.values(), *weights.values())]
+        if not all(one.ndim == 0 and one.is_floating_point() and one.isfinite() for one in tensors):
+            raise ValueError("a sum or weight is not a finite number")
 
 
 class _ScheduleState(msgspec.Struct):
-    last_epoch: Count = 0
-    settings: dict[str, Any] = {}
+    last_epoch: Count | msgspec.UnsetType = msgspec.UNSET
+    step_count: Count | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="_step_count")
+    settings: dict[Name, Any] = {}
 
 
 class _OptimizerState(msgspec.Struct):
-    state: dict[int, dict[str, Any]]
-    param_groups: list[dict[str, Any]]
+    state: dict[int, dict[Name, Any]]
+    param_groups: list[dict[Name, Any]]
+
+
+class _ModelSection(msgspec.Struct):
+    optim: dict[str, Any] | None = None
+    preprocessor: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.preprocessor is not None:
+            parse(PreprocessorConfig, self.preprocessor, "preprocessor", unused_keys(), logging.DEBUG)
 
 
 class _Form(msgspec.Struct, kw_only=True):
@@ -225,10 +248,27 @@ class _Form(msgspec.Struct, kw_only=True):
     lr_schedulers: list[_ScheduleState]
     epoch: Count | msgspec.UnsetType = msgspec.UNSET
     epoch_means: _Means | msgspec.UnsetType = msgspec.UNSET
+    hyper_parameters: dict[str, _ModelSection | None] = {}
+    current_model_state: dict[Name, Any] | msgspec.UnsetType = msgspec.UNSET
+
+    def __post_init__(self) -> None:
+        step, position = self.global_step, self.data_position
+        if step > self.progress.batches_seen:
+            raise ValueError("it has more steps than batches")
+        if self.epoch not in (msgspec.UNSET, position.epoch):
+            raise ValueError(f"it is in epoch {self.epoch} and in epoch {position.epoch}")
+        if self.progress.epoch_is_over and position.batch == 0:
+            raise ValueError(f"epoch {position.epoch} is over before its first batch")
+        if isinstance(self, _WholeForm) and bool(self.current_model_state) != bool(self.progress.average):
+            raise ValueError("it has only one of current_model_state and progress.average")
+        for schedule in self.lr_schedulers:  # one that was added to the run later is behind, but has counted its steps
+            at, count = schedule.last_epoch, schedule.step_count
+            if at is not msgspec.UNSET and (at > step or (at < step and count not in (msgspec.UNSET, at + 1))):
+                raise ValueError(f"its schedule is at step {at}, and the run at step {step}")
 
 
 class _WholeForm(_Form, kw_only=True):
-    state_dict: dict[str, Any]
+    state_dict: dict[Name, Any]
     optimizer_states: Annotated[list[_OptimizerState], msgspec.Meta(min_length=1)]
 
 
@@ -272,25 +312,20 @@ def read_checkpoint(path: Path, device: torch.device | str = "cpu", *, mmap: boo
     if "progress" not in content:
         with as_checkpoint_errors(path, "is damaged: a part of it is missing or odd"):
             content = from_first_edition(content)
-    checkpoint = {"path": path, **content}
+    checkpoint = {**content, "path": path}
     _check_form(checkpoint)
     return checkpoint
 
 
 def _check_form(content: Mapping[str, Any]) -> None:
     """Refuse a checkpoint whose parts are not what this program writes."""
-    damaged = f"{content['path']}: is damaged: "
-    try:
-        form = msgspec.convert(content, _Form if "shards" in content else _WholeForm)
-    except (msgspec.ValidationError, AttributeError) as error:  # AttributeError: a tensor where a mapping belongs
-        what, _, where = str(error).replace("`", "").partition(" - at ")
-        raise CheckpointError(f"{damaged}{where.replace('$.', '') or 'a part of it'}: {what.lower()}.") from error
-    if form.global_step > form.progress.batches_seen:
-        raise CheckpointError(f"{damaged}it has more steps than batches.")
-    if "loops" not in content and form.epoch not in (msgspec.UNSET, form.data_position.epoch):
-        raise CheckpointError(f"{damaged}it is in epoch {form.epoch} and in epoch {form.data_position.epoch}.")
-    if any(schedule.last_epoch > form.global_step for schedule in form.lr_schedulers):
-        raise CheckpointError(f"{damaged}its schedule has made more steps than the run.")
+    try:  # with tensors in boxes: a bare one has items, and msgspec would take it for a mapping
+        boxed = tree_map_only(Tensor, lambda tensor: SimpleNamespace(tensor=tensor), dict(content))
+        msgspec.convert(boxed, _Form if "shards" in content else _WholeForm)
+    except Exception as error:
+        what, _, where = one_line(error).replace("`", "").replace("types.SimpleNamespace", "tensor").partition(" - at ")
+        where = f"{content['path']}: is damaged: {where.replace('$.', '')}{': ' if where else ''}"
+        raise CheckpointError(f"{where}{what[0].lower()}{what[1:].rstrip('.')}.") from error
 
 
 def _check_can_be_mapped(path: Path, content: object) -> None:
@@ -316,7 +351,7 @@ def restore(checkpoint: dict[str, Any], trained: Trained) -> TrainState:
     before, now = progress.optimizer, type(trained.step.optimizer).__name__
     if before is not None and before != now:
         raise ValueError(
-            f"model.optim.name: the checkpoint contains the state of {before}, which {now} cannot continue from. Use "
+            f"model.optim.name: {where} contains the state of {short(before)}, which {now} cannot continue from. Use "
             f"the same optimizer, or start a run under another exp_manager.name from these weights with "
             f"init_from_ptl_ckpt."
         )
@@ -344,8 +379,13 @@ def restore(checkpoint: dict[str, Any], trained: Trained) -> TrainState:
     if schedule is not None and checkpoint["lr_schedulers"]:
         with as_checkpoint_errors(Path(where), "is damaged: its lr_schedulers"):
             schedule.load_state_dict(checkpoint["lr_schedulers"][0])
+        if (at := schedule.last_epoch) != (step := checkpoint["global_step"]):
+            log.warning("%s: its schedule is at step %d, the run at step %d; both continue there", where, at, step)
     if scaler is not None and progress.scaler is not None:
-        scaler.load_state_dict(progress.scaler)
+        with as_checkpoint_errors(Path(where), "is damaged: its progress.scaler"):
+            scaler.load_state_dict(progress.scaler)
+    elif scaler is not None:
+        log.warning("%s: has no scale of the loss, which starts again from %g", where, scaler.get_scale())
     state = TrainState(
         step=int(checkpoint["global_step"]),
         epoch=int(checkpoint["data_position"]["epoch"]),
@@ -355,7 +395,8 @@ def restore(checkpoint: dict[str, Any], trained: Trained) -> TrainState:
         memory=progress.memory,
     )
     if "epoch_means" in checkpoint:
-        state.means.resume(checkpoint["epoch_means"])
+        with as_checkpoint_errors(Path(where), "is damaged: its epoch_means"):
+            state.means.resume(checkpoint["epoch_means"])
     state.batch = _place_in_epoch(checkpoint["data_position"], trained, state, where)
     if "bad_data" in checkpoint["data_position"]:  # older checkpoints have none
         trained.loader.bad_data.load_state_dict(checkpoint["data_position"]["bad_data"], state.epoch)
@@ -399,8 +440,7 @@ def _check_tensors(checkpoint: Mapping[str, Any], trained: Trained) -> None:
                     "another exp_manager.name; init_from_ptl_ckpt gives it the weights that fit."
                 ) from error
             _check_kinds(weights, trained.model.state_dict(), where)
-    most_steps = checkpoint.get("global_step", math.inf)
-    _check_optimizer_state(checkpoint["optimizer_states"][0], trained.step.optimizer, where, most_steps)
+    _check_optimizer_state(checkpoint["optimizer_states"][0], trained.step.optimizer, where, checkpoint["global_step"])
 
 
 def _check_kinds(weights: Mapping[str, Tensor], own: Mapping[str, Tensor], where: str) -> None:
@@ -416,9 +456,7 @@ SQUARES = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "exp_inf", "acc_
 """What an optimizer keeps that is never negative."""
 
 
-def _check_optimizer_state(
-    saved: Mapping[str, Any], optimizer: Optimizer, where: str, most_steps: float = math.inf
-) -> None:
+def _check_optimizer_state(saved: Mapping[str, Any], optimizer: Optimizer, where: str, most_steps: int) -> None:
     """Refuse moments that are not those of the parameters: a fused kernel trusts their shapes."""
     use = "Use an earlier checkpoint."
     parameters, own = optimized(optimizer), optimizer.state_dict()["param_groups"]
@@ -430,12 +468,11 @@ def _check_optimizer_state(
             f"{where}: its optimizer has the state of {len(states)} of {len(parameters)} weights. {use}"
         )
     is_torchs = type(optimizer) in OPTIMIZER_CLASSES.values()
+    needed = {"step", "exp_avg", "exp_avg_sq"} if is_torchs and isinstance(optimizer, torch.optim.Adam) else set()
     for number, moments in states.items():
-        if moments.keys() != states[0].keys():
+        if moments.keys() != states[0].keys() | needed:
             raise CheckpointError(f"{where}: its optimizer's state of parameter {number} is incomplete. {use}")
         for kind, value in moments.items():
-            if kind == "step" and isinstance(value, (int, float, Tensor)) and value > most_steps:
-                raise CheckpointError(f"{where}: its optimizer has made more steps than the run. {use}")
             if not _is_moment(kind, value, parameters[number] if is_torchs else None):
                 is_tensor = isinstance(value, Tensor)
                 shown = f"{value.dtype} {list(value.shape)}" if is_tensor else short(repr(value))
@@ -443,17 +480,21 @@ def _check_optimizer_state(
                     f"{where}: the optimizer's {kind} of parameter {number} is not finite, or not that parameter's "
                     f"({shown.removeprefix('torch.')}). {use}"
                 )
+            if kind == "step" and (torch.as_tensor(value) > most_steps).any():
+                raise CheckpointError(f"{where}: its optimizer has made more steps than the run. {use}")
 
 
 def _is_moment(kind: str, value: object, parameter: Tensor | None) -> bool:
     """Whether this can be what an optimizer keeps; where `parameter` is given, of that parameter."""
-    if value is None or isinstance(value, (int, float)):
-        value = torch.tensor(float(value or 0))
+    if value is None and kind != "step":
+        return parameter is None or kind == "momentum_buffer"  # SGD's, before its first step
+    if isinstance(value, (int, float)) and (kind == "step" or parameter is None) and abs(value) < 2**53:
+        value = torch.tensor(float(value))
     if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_complex():
         return False
-    if value.ndim and parameter is not None and (value.shape, value.dtype) != (parameter.shape, parameter.dtype):
+    if kind != "step" and parameter is not None and (value.shape, value.dtype) != (parameter.shape, parameter.dtype):
         return False
-    if not value.isfinite().all():
+    if (kind == "step" and parameter is not None and value.ndim) or not value.isfinite().all():
         return False
     return kind not in SQUARES or not (value < 0).any()
 
@@ -468,7 +509,7 @@ def _place_in_epoch(position: Mapping[str, Any], trained: Trained, state: TrainS
             "of epoch %d, the same share of the epoch",
             *(now, "rank" if now == 1 else "ranks", before, now / before, batch, state.epoch),
         )
-    elif trained.loader.plan_hash != position["plan_hash"]:
+    elif trained.loader.plan_hash != position.get("plan_hash"):
         log.warning(
             "the data or its batches have changed since the checkpoint; continuing at batch %d of epoch %d of the new "
             "plan, so some utterances of this epoch may be read twice or not at all",
@@ -476,6 +517,9 @@ def _place_in_epoch(position: Mapping[str, Any], trained: Trained, state: TrainS
         )
     elif (length := trained.loader.num_batches) is not None and batch > length:
         raise CheckpointError(f"{where}: is damaged: it is at batch {batch} of an epoch of {length}.")
+    elif (end := trained.num_batches) is not None and state.epoch_is_over != (batch >= end):
+        state.epoch_is_over = batch >= end  # the checkpoint is wrong, or trainer.limit_train_batches has changed
+        log.warning("%s: its epoch_is_over is wrong at batch %d of %d; the batch decides", where, batch, end)
     return batch
 
 
@@ -510,6 +554,6 @@ def from_first_edition(checkpoint: dict[str, Any]) -> dict[str, Any]:
         "validation_is_due": False,  # checkpoints were written after the validation of their step
         "memory": vars(memory),
         "average": average,
-        "scaler": checkpoint.get("MixedPrecision"),
+        "scaler": checkpoint.get("MixedPrecision") or None,
     }
-    return {**checkpoint, "progress": progress}
+    return {**checkpoint, "epoch": checkpoint["data_position"]["epoch"], "progress": progress}

@@ -6,7 +6,9 @@ import logging
 import math
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, TypedDict
+
+import msgspec
 
 from nest_ssl.config import ExperimentConfig, TrainerConfig
 from nest_ssl.config.checks import duration_s, known_name
@@ -36,6 +38,15 @@ def check_monitors(exp: ExperimentConfig, val_names: list[str]) -> None:
         known_name(f"exp_manager.{section}.monitor", name, known)
     for name, _ in FIELD.findall(exp.checkpoint_callback_params.filename or ""):
         known_name("exp_manager.checkpoint_callback_params.filename", name, ["epoch", "step", *known])
+
+
+Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
+
+
+class StoppingState(TypedDict):
+    best: float | None
+    last: float | None
+    wait_count: Count
 
 
 class EarlyStopping:
@@ -80,11 +91,11 @@ class EarlyStopping:
             return f"{config.monitor} has not improved on {self.best} for {self.wait_count} checks (patience)"
         return None
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> StoppingState:
         return {"best": self.best, "last": self.last, "wait_count": self.wait_count}
 
-    def resume(self, state: dict[str, Any]) -> None:
-        self.best, self.last, self.wait_count = state["best"], state["last"], int(state["wait_count"])
+    def resume(self, state: StoppingState) -> None:
+        self.best, self.last, self.wait_count = state["best"], state["last"], state["wait_count"]
 
 
 class MaskRate:

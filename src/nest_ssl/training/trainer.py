@@ -378,7 +378,7 @@ class Fit:
         )
         step = self._train_step(limits)
         step.engine.expect((shape.batch_size, shape.num_samples) for shape in loader.shapes())
-        trained = Trained(self.model, step, loader, world.size)
+        trained = Trained(self.model, step, loader, world.size, limits.num_batches)
         state = self._restored(trained)
         if self.exp.resume_from_checkpoint is not None:
             state.memory.resumed_from = str(Path(self.exp.resume_from_checkpoint).expanduser().absolute())

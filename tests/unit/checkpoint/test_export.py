@@ -203,6 +203,7 @@ def test_onnx_gives_our_encoder_for_any_batch_and_length(tmp_path: Path) -> None
         (".", "nemo", "is a folder; give a file such as .*nest.nemo"),
         ("nest.nemo", "huggingface", "is a file; huggingface needs a folder"),
         (".", "huggingface", "is a folder with other files. Give a new folder"),
+        ("nest.nemo/out.nemo", "nemo", r"nest\.nemo: is not a folder\. Give another output folder"),
         ("out", "tensorflow", "'tensorflow' is not one of huggingface, nemo, safetensors, onnx"),
     ],
 )

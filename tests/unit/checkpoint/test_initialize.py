@@ -108,7 +108,9 @@ def test_a_model_on_the_hub_is_found_in_its_local_cache(
     ("keys", "words"),
     [
         ({"init_from_nemo_model": "/nowhere.nemo"}, "init_from_nemo_model: /nowhere.nemo: no such file"),
-        ({"init_from_pretrained_model": "tests"}, "init_from_pretrained_model: tests: is not a model file"),
+        ({"init_from_pretrained_model": "tests"}, "init_from_pretrained_model: tests: is a folder, not a"),
+        ({"init_from_nemo_model": ""}, "init_from_nemo_model: the name of the model file is empty"),
+        ({"init_from_nemo_model": "s3://a/b.nemo"}, "init_from_nemo_model: model file: s3://a/b.nemo: nest-ssl reads"),
         ({"init_from_ptl_ckpt": "/nowhere.ckpt"}, "/nowhere.ckpt: no such file"),
         ({"init_from_nemo_model": "a", "init_from_ptl_ckpt": "b"}, "use only one of them"),
         ({"init_from_nemo_model": {"a": {"include": ["x"]}}}, "init_from_nemo_model.a: expected a mapping with 'path'"),

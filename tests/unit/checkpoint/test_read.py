@@ -34,6 +34,17 @@ def test_a_training_checkpoint_is_loaded(tmp_path: Path, kind: str) -> None:
     assert torch.equal(model(**batch)[0], tiny_model().eval()(**batch)[0])
 
 
+def test_a_configuration_that_contains_itself_or_grows_without_limit_is_refused(tmp_path: Path) -> None:
+    cyclic = model_section()
+    cyclic["loop"] = cyclic
+    laughs: list[Any] = ["x"]
+    for _ in range(30):
+        laughs = [laughs] * 10
+    for section in (cyclic, model_section() | {"laughs": laughs}):
+        with pytest.raises(CheckpointError, match=r"x\.ckpt: its configuration contains itself, or more than 100,000"):
+            load(saved(tmp_path / "x.ckpt", section))
+
+
 def test_code_in_a_training_checkpoint_is_refused(tmp_path: Path) -> None:
     path = saved(tmp_path / "evil.ckpt", {"cfg": Path("/")})
     with pytest.raises(CheckpointError, match=r"evil\.ckpt: not a readable training checkpoint") as error:
@@ -126,6 +137,9 @@ def test_a_file_that_exists_comes_before_the_hub(tmp_path: Path, monkeypatch: py
         ("encoder.layers.0.norm_out.weight", lambda x: x.double() + 1e300, "32 of 32 values are NaN or infinite"),
         ("encoder.layers.0.norm_out.weight", lambda x: x.to(torch.float8_e4m3fn), "float8_e4m3fn has too few digits"),
         ("encoder.layers.0.conv.batch_norm.running_var", lambda x: x - 2, "variances are negative"),
+        ("encoder.layers.0.conv.batch_norm.num_batches_tracked", lambda x: x * float("nan"), "1 of 1 values are NaN"),
+        ("quantizer.codebooks", lambda x: x * 0, "whole rows are 0"),
+        ("quantizer.proj.weight", lambda x: x * 0, "whole rows are 0"),
         ("preprocessor.featurizer.fb", lambda x: x + 1, "not what the configuration gives: another .*lowfreq"),
         ("preprocessor.featurizer.window", lambda x: x * 0, "not what the configuration gives: another .*window"),
     ],
@@ -138,6 +152,34 @@ def test_weights_that_would_only_fail_in_use_are_refused(
     torch.save({"state_dict": weights, "hyper_parameters": model_section()}, tmp_path / "x.ckpt")
     with pytest.raises(CheckpointError, match=rf"(?s)x\.ckpt: .*{name}.*{named}"):
         load(tmp_path / "x.ckpt")
+
+
+def test_a_run_folder_points_to_its_newest_model(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=r"run: is a folder, not a file\. Give a \.nemo, \.ckpt or"):
+        load(run)
+    newest = saved(run / "checkpoints" / "last.ckpt", model_section())
+    (run / "hparams.yaml").write_text("exp_manager: {checkpoint_callback_params: {dirpath: 5}}")  # damaged
+    for folder in (run, run / "checkpoints"):
+        with pytest.raises(CheckpointError, match=rf"{folder}: is a folder, not a file\. Give {newest}, the newest"):
+            load(folder)
+
+
+def test_names_that_cannot_be_files_are_refused_in_words() -> None:
+    with pytest.raises(CheckpointError, match="the name of the model file is empty"):
+        load("")
+    with pytest.raises(ValueError, match=r"model file: s3://a/b\.nemo: nest-ssl reads local files only"):
+        load("s3://a/b.nemo")
+    with pytest.raises(CheckpointError, match=r"~nobody-here/x\.nemo: no such file"):
+        load("~nobody-here/x.nemo")
+
+
+def test_a_file_that_the_system_cannot_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = saved(tmp_path / "x.ckpt", model_section())
+    monkeypatch.setattr(Path, "open", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+    with pytest.raises(CheckpointError, match=r"x\.ckpt: cannot be read: Input/output error"):
+        load(path)
 
 
 def test_a_key_that_occurs_twice_in_the_json_of_a_file_is_refused_by_name(tmp_path: Path) -> None:

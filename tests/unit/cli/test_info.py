@@ -98,6 +98,8 @@ def test_info_refuses_weights_that_cannot_be_used(
         (["info", "nest_fast-conformer", "model.encoder.n_layer=2"], "Did you mean 'model.encoder.n_layers'?"),
         (["info", "a", "b", "c"], "expected one or two models"),
         (["info", str(GOLDEN)], "golden: is a folder"),
+        (["info", ""], "nest-ssl: the name of the model file is empty"),
+        (["info", "https://x/y.nemo"], "nest-ssl: argument: https://x/y.nemo: nest-ssl reads local files only"),
         (["info", str(GOLDEN / "batch.npz")], "no .nemo, .ckpt or .yaml file"),
         (["info", str(GOLDEN / "pre_conv.nemo"), "size=small"], "a checkpoint has its own"),
         (["verify", "nothing.nemo"], "nothing.nemo: no such file"),
@@ -121,6 +123,14 @@ def test_a_yaml_that_cannot_be_read_is_named(tmp_path: Path, content: bytes, wor
     path.write_bytes(content)
     with pytest.raises(ValueError, match=rf"broken\.yaml: {words}"):
         open_source(str(path))
+
+
+def test_an_export_does_not_replace_the_file_that_it_reads(tmp_path: Path) -> None:
+    path = Path(shutil.copy(GOLDEN / "pre_conv.nemo", tmp_path))
+    done = run("export", path, path, "--format", "nemo")
+    assert done.returncode == 1
+    assert f"OUT {path}: would overwrite the input" in done.stderr
+    assert path.read_bytes() == (GOLDEN / "pre_conv.nemo").read_bytes()
 
 
 def test_names_are_printed_as_they_are_even_with_brackets_and_equal_signs(tmp_path: Path) -> None:

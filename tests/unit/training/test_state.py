@@ -7,7 +7,7 @@ import dataclasses
 import os
 import re
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,10 +16,28 @@ from typing import Any
 import pytest
 import torch
 
-from nest_ssl.config import ExperimentConfig
+from nest_ssl.config import CheckpointConfig, EmaConfig, ExperimentConfig
+from nest_ssl.config.training import EarlyStoppingConfig
 from nest_ssl.nemo_file import CheckpointError, nemo_config
 from nest_ssl.run_folder import BEFORE, LAST, RunFolder
-from nest_ssl.training.state import _check_tensors, check_inputs, examine_checkpoint, restore
+from nest_ssl.training.ema import Average
+from nest_ssl.training.optimizers import build_optimizer, check_resumable
+from nest_ssl.training.parallel import World
+from nest_ssl.training.saving import Saver
+from nest_ssl.training.schedules import build_schedule
+from nest_ssl.training.state import (
+    Memory,
+    Trained,
+    TrainState,
+    _check_form,
+    _check_tensors,
+    check_inputs,
+    checkpoint_of,
+    examine_checkpoint,
+    restore,
+)
+from nest_ssl.training.stopping import EarlyStopping, StoppingState
+from nest_ssl.training.watching import Watch
 from tests.helpers import tiny_model
 
 RESUME = ExperimentConfig(resume_if_exists=True, resume_ignore_no_checkpoint=True)
@@ -102,7 +120,7 @@ def test_a_run_continues_from_the_newest_good_checkpoint(tmp_path: Path, damage:
         ("global_step", LEFT_OUT, "missing required field global_step"),
         ("state_dict", LEFT_OUT, "missing required field state_dict"),
         ("state_dict", [1], "state_dict: expected object, got array"),
-        ("state_dict", WEIGHTS, "a part of it: 'tensor' object has no"),
+        ("state_dict", WEIGHTS, "state_dict: expected object, got tensor"),
         ("lr_schedulers", LEFT_OUT, "missing required field lr_schedulers"),
         ("optimizer_states", [], "optimizer_states: expected array of length >= 1"),
         (
@@ -115,7 +133,7 @@ def test_a_run_continues_from_the_newest_good_checkpoint(tmp_path: Path, damage:
         ("data_position", {"epoch": 0, "batch": -3, "world_size": 1}, "data_position.batch: expected int >= 0"),
         ("data_position", {"epoch": 0, "batch": "2", "world_size": 1}, "data_position.batch: expected int, got str"),
         ("data_position", {"epoch": 0, "batch": 2, "world_size": 0}, "data_position.world_size: expected int >= 1"),
-        ("lr_schedulers", [{"last_epoch": 7}], "its schedule has made more steps than the run"),
+        ("lr_schedulers", [{"last_epoch": 7}], "its schedule is at step 7, and the run at step 6"),
         ("lr_schedulers", [{"last_epoch": None}], "last_epoch: expected int, got null"),
         ("epoch", 9, "it is in epoch 9 and in epoch 1"),
         ("epoch_means", None, "epoch_means: expected object, got null"),
@@ -200,6 +218,7 @@ def test_tensors_of_another_kind_or_shape_are_refused_before_anything_is_loaded(
         (lambda saved: saved["param_groups"][0]["params"].reverse(), "its optimizer numbers the parameters otherwise"),
         (lambda saved: saved["state"].pop(1), "its optimizer has the state of 1 of 2 weights"),
         (lambda saved: saved["state"][1].pop("exp_avg_sq"), "its optimizer's state of parameter 1 is incomplete"),
+        (lambda saved: [one.pop("exp_avg") for one in saved["state"].values()], "state of parameter 0 is incomplete"),
         (lambda saved: saved["state"][0]["exp_avg_sq"].sub_(1), "exp_avg_sq of parameter 0 is not"),
         (lambda saved: saved["state"][0]["step"].fill_(-5), "step of parameter 0 is not"),
         (lambda saved: saved["state"][0].update(step="six"), "step of parameter 0 is not .*'six'"),
@@ -286,7 +305,7 @@ def test_a_checkpoint_that_has_lost_its_schedule_is_refused() -> None:
 def test_an_optimizer_without_its_state_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     trained, content = model_and_checkpoint()
     trained.average, trained.step.schedule, trained.step.scaler, trained.world_size = None, None, None, 2
-    trained.loader = SimpleNamespace(plan_hash="same", num_batches=8)
+    trained.loader, trained.num_batches = SimpleNamespace(plan_hash="same", num_batches=8), 8
     content |= {"progress": {"batches_seen": 1, "memory": {}}, "lr_schedulers": []}
     content["data_position"] = {"epoch": 0, "batch": 1, "world_size": 2, "plan_hash": "same"}
     restore(content, trained)
@@ -307,7 +326,7 @@ def test_the_state_of_another_optimizer_is_refused() -> None:
 def test_a_place_that_the_epoch_does_not_have_is_refused(batch: int, is_good: bool) -> None:
     trained, content = model_and_checkpoint()
     trained.average, trained.step.schedule, trained.step.scaler, trained.world_size = None, None, None, 2
-    trained.loader = SimpleNamespace(plan_hash="same", num_batches=8)
+    trained.loader, trained.num_batches = SimpleNamespace(plan_hash="same", num_batches=8), 8
     content |= {"progress": {"batches_seen": 1, "memory": {}}, "lr_schedulers": []}
     content["data_position"] = {"epoch": 0, "batch": batch, "world_size": 2, "plan_hash": "same"}
     if is_good:
@@ -345,3 +364,194 @@ def test_the_same_features_written_in_another_way_are_those_of_the_checkpoint() 
     other = replace(cfg, window="none", normalize="none", preemph=0.0, n_window_size=samples, highfreq=high_hz)
     check_inputs(replace(other, dither=0.1, pad_to=0), content)
     check_inputs(other, {"path": "first_edition.ckpt"})
+
+
+# ---- a checkpoint that was edited by hand ----
+
+
+class Real:
+    """A small run after three steps of an epoch of four: what is trained, and its checkpoint."""
+
+    def __init__(self) -> None:
+        self.model = tiny_model({"encoder.n_layers": 1, "encoder.d_model": 16})
+        optimizer = build_optimizer(self.model, self.model.cfg.optim)
+        for parameter in optimizer.param_groups[0]["params"]:
+            parameter.grad = torch.ones_like(parameter)
+        assert self.model.cfg.optim.sched is not None
+        schedule = build_schedule(optimizer, self.model.cfg.optim.sched, 100)
+        scaler = torch.amp.GradScaler("cpu")
+        average = Average(EmaConfig(enable=True), self.model)
+        for step in range(3):
+            optimizer.step()
+            schedule.step()
+            average.update(step + 1)
+        bad_data: Any = SimpleNamespace(state_dict=lambda: {"num_read": 7, "num_bad": {"speech": 1}})
+        bad_data.load_state_dict = lambda state, epoch: None
+        loader = SimpleNamespace(plan_hash="same", num_batches=4, bad_data=bad_data)
+        step_of: Any = SimpleNamespace(optimizer=optimizer, schedule=schedule, scaler=scaler, average=average)
+        self.trained = Trained(self.model, step_of, loader, 1, num_batches=4)  # type: ignore[arg-type]
+        stopping: StoppingState = {"best": 1.0, "last": 2.0, "wait_count": 1}
+        self.state = TrainState(step=3, epoch=1, batch=3, batches_seen=7, memory=Memory({"a.ckpt": 1.0}, stopping, 5.0))
+        self.state.means.start(1)
+        self.state.means.add("train_loss_epoch", torch.tensor(2.0), 4)
+        self.content = copy.deepcopy(checkpoint_of(self.state, self.trained))
+
+    def resume(self, content: dict[str, Any], path: Path) -> TrainState:
+        """What the trainer and the loop do with what `torch.load` returns."""
+        checkpoint = {**content, "path": path}
+        _check_form(checkpoint)
+        check_resumable(self.model.cfg.optim, checkpoint, path)
+        check_inputs(self.model.cfg.preprocessor, checkpoint)
+        state = restore(checkpoint, self.trained)
+        state.means.add("train_loss_epoch", torch.tensor(2.0), 4)
+        assert all(value.ndim == 0 for value in state.means.means().values())
+        if state.memory.early_stopping is not None:
+            EarlyStopping(EarlyStoppingConfig(), has_validation=True).resume(state.memory.early_stopping)
+        Saver(RunFolder(path.parent), CheckpointConfig(), "x", World(), Watch()).start(state)
+        return state
+
+
+def places(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The ways to every section and leaf; of the weights, and of the second and later parameters, none."""
+    for key, value in content.items() if isinstance(content, dict) else enumerate(content):
+        here = (*path, key)
+        if here[-2:-1] == ("state",) and key > 0:
+            continue
+        yield here
+        is_read = here[:2] != ("hyper_parameters", "cfg") or here[2:3] in [(), ("preprocessor",), ("optim",)]
+        if isinstance(value, (dict, list)) and key not in ("state_dict", "current_model_state", "params") and is_read:
+            yield from places(value, here)
+
+
+def edited(content: Any, place: tuple[Any, ...], value: Any) -> Any:
+    """The same content, not copied but for what is on the way, with another value at this place."""
+    if not place:
+        return value
+    changed = copy.copy(content)
+    if len(place) == 1 and value is LEFT_OUT:
+        del changed[place[0]]
+    else:
+        changed[place[0]] = edited(content[place[0]], place[1:], value)
+    return changed
+
+
+WRONG = {
+    "left out": LEFT_OUT,
+    "null": None,
+    "text": "x" * 5000,
+    "list": [1, "x"],
+    "mapping": {"x" * 5000: "y"},
+    "empty": {},
+    "NaN": float("nan"),
+    "negative": -3,
+    "huge": 10**400,
+    "tensor": torch.ones(3),
+    "NaN tensor": torch.tensor(float("nan")),
+}
+UNUSED = (
+    ("nest_ssl_version",),
+    ("hyper_parameters", "cfg"),  # but for the preprocessor and the name of the optimizer
+    ("lr_schedulers", 0, "_last_lr"),
+    ("lr_schedulers", 0, "_step_count"),
+    ("lr_schedulers", 0, "settings"),
+    ("optimizer_states", 0, "param_groups", 0),  # the configuration decides the settings
+    ("data_position", "plan_hash"),  # another one is a warning
+    ("progress", "memory", "resumed_from"),
+    ("progress", "memory", "early_stopping", "best"),  # what is watched may be any number
+    ("progress", "memory", "early_stopping", "last"),
+)
+"""Places whose values do not decide how a run continues: any may be there, but none may end in a traceback."""
+OPTIONAL = (
+    *(("epoch",), ("hyper_parameters",), ("epoch_means",), ("data_position", "bad_data")),
+    *(("progress", key) for key in ("epoch_is_over", "validation_is_due", "scaler", "optimizer")),
+    *(("progress", "memory", key) for key in ("best", "early_stopping", "elapsed_s")),
+    *(("progress", "memory"), ("progress", "memory", "best", "a.ckpt"), ("optimizer_states", 0, "state")),
+    *(("data_position", "bad_data", "num_bad"), ("data_position", "bad_data", "num_bad", "speech")),
+)
+"""Places that checkpoints of earlier versions do not have, or where null and nothing are good values."""
+
+
+@pytest.fixture(scope="module")
+def real() -> Real:
+    return Real()
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_checkpoint_edited_by_hand_is_refused_in_one_short_message_that_names_it(
+    real: Real, wrong: str, tmp_path: Path
+) -> None:
+    path, accepted, badly_refused = tmp_path / "last.ckpt", [], []
+    for place in places(real.content):
+        try:
+            real.resume(edited(real.content, place, WRONG[wrong]), path)
+        except ValueError as error:
+            if str(path) not in str(error) or len(str(error)) >= 600:
+                badly_refused.append((place, str(error)))
+            continue
+        is_harmless = any(place[: len(one)] == one for one in UNUSED)
+        if not is_harmless and not (wrong in ("left out", "null", "empty") and place in OPTIONAL):
+            accepted.append(place)
+    assert badly_refused == []
+    score = [("progress", "memory", "best", "a.ckpt")]
+    assert accepted == {"negative": score, "NaN": score, "mapping": [("progress", "memory")]}.get(wrong, [])
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "named"),
+    [
+        (("lr_schedulers", 0, "last_epoch"), 1, "its schedule is at step 1, and the run at step 3"),
+        (("epoch_means", "sums"), {"x": torch.ones(())}, "epoch_means: sums and weights have different names"),
+        (("epoch_means", "sums", "train_loss_epoch"), torch.tensor(1), "epoch_means: a sum or weight is not a finite"),
+        (("current_model_state",), LEFT_OUT, "only one of current_model_state and progress.average"),
+        (("current_model_state",), None, "current_model_state: expected object, got null"),
+        (("progress", "memory", "early_stopping"), {"x": 1}, "progress.memory.early_stopping: object missing required"),
+        (
+            ("progress", "memory", "best"),
+            {"x" * 300: 1.0},
+            "key in progress.memory.best: expected str matching",
+        ),
+        (("hyper_parameters",), "text", "hyper_parameters: expected object, got str"),
+        (
+            ("hyper_parameters", "cfg", "preprocessor", "window_size"),
+            "x",
+            "hyper_parameters.*: preprocessor.window_size",
+        ),
+        (("optimizer_states", 0, "state", 0, "step"), torch.ones(3), "the optimizer's step of parameter 0 is not"),
+        (("progress", "optimizer"), "AdamX", "contains the state of AdamX, which AdamW cannot continue from"),
+        (("progress", "scaler", "scale"), LEFT_OUT, "is damaged: its progress.scaler: 'scale'"),
+    ],
+)
+def test_what_is_wrong_with_an_edited_checkpoint_is_named(
+    real: Real, place: tuple[Any, ...], value: Any, named: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "last.ckpt"
+    with pytest.raises(ValueError, match=f"{re.escape(str(path))}:? .*{named}"):
+        real.resume(edited(real.content, place, value), path)
+
+
+@pytest.mark.parametrize("batch", [3, 4])
+def test_the_place_in_the_data_decides_whether_an_epoch_is_over(
+    real: Real, batch: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    content = edited(real.content, ("data_position", "batch"), batch)
+    for flag in (True, False):
+        caplog.clear()
+        state = real.resume(edited(content, ("progress", "epoch_is_over"), flag), tmp_path / "last.ckpt")
+        assert state.epoch_is_over == (batch == 4)
+        assert (f"last.ckpt: its epoch_is_over is wrong at batch {batch} of 4" in caplog.text) == (flag != (batch == 4))
+
+
+def test_a_schedule_that_was_added_to_a_run_later_continues_where_it_was(
+    real: Real, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    saved = {**real.content["lr_schedulers"][0], "last_epoch": 1, "_step_count": 2}
+    real.resume({**real.content, "lr_schedulers": [saved]}, tmp_path / "last.ckpt")
+    assert "last.ckpt: its schedule is at step 1, the run at step 3; both continue there" in caplog.text
+
+
+def test_a_real_checkpoint_is_good_as_it_is(real: Real, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "last.ckpt"
+    torch.save(real.content, path)
+    assert examine_checkpoint(path) is None
+    assert real.resume(real.content, path).memory == real.state.memory
+    assert not caplog.messages
