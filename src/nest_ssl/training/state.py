@@ -195,13 +195,21 @@ class _AverageState(msgspec.Struct):
     last_step: Count
 
 
+class _ScalerState(msgspec.Struct):
+    scale: Amount
+    growth_factor: Amount
+    backoff_factor: Amount
+    growth_interval: Count
+    growth_tracker: Count = msgspec.field(name="_growth_tracker")
+
+
 class _Progress(msgspec.Struct):
     batches_seen: Count
     memory: Memory
     epoch_is_over: bool = False
     validation_is_due: bool = False
     average: _AverageState | None = None
-    scaler: dict[Name, Amount] | None = None
+    scaler: _ScalerState | None = None
     optimizer: Name | None = None
 
 
@@ -382,8 +390,7 @@ def restore(checkpoint: dict[str, Any], trained: Trained) -> TrainState:
         if (at := schedule.last_epoch) != (step := checkpoint["global_step"]):
             log.warning("%s: its schedule is at step %d, the run at step %d; both continue there", where, at, step)
     if scaler is not None and progress.scaler is not None:
-        with as_checkpoint_errors(Path(where), "is damaged: its progress.scaler"):
-            scaler.load_state_dict(progress.scaler)
+        scaler.load_state_dict(msgspec.to_builtins(progress.scaler))
     elif scaler is not None:
         log.warning("%s: has no scale of the loss, which starts again from %g", where, scaler.get_scale())
     state = TrainState(

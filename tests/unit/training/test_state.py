@@ -518,7 +518,7 @@ def test_a_checkpoint_edited_by_hand_is_refused_in_one_short_message_that_names_
         ),
         (("optimizer_states", 0, "state", 0, "step"), torch.ones(3), "the optimizer's step of parameter 0 is not"),
         (("progress", "optimizer"), "AdamX", "contains the state of AdamX, which AdamW cannot continue from"),
-        (("progress", "scaler", "scale"), LEFT_OUT, "is damaged: its progress.scaler: 'scale'"),
+        (("progress", "scaler", "scale"), LEFT_OUT, "is damaged: progress.scaler: object missing required field scale"),
     ],
 )
 def test_what_is_wrong_with_an_edited_checkpoint_is_named(
