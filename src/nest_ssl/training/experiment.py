@@ -134,8 +134,7 @@ def created(folder: RunFolder, cfg: NestConfig) -> Iterator[None]:
 
 def _fill(lock: TextIO, text: str) -> None:
     lock.truncate(0)
-    lock.write(text)
-    lock.flush()
+    os.write(lock.fileno(), text.encode())  # past the buffer: its rest would fail again when the file is closed
 
 
 def describe(folder: RunFolder, cfg: NestConfig) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -77,6 +79,28 @@ def test_a_dry_run_saves_nothing_when_it_is_stopped(tmp_path: Path) -> None:
 def test_a_lock_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     error = OSError(errno.EACCES, os.strerror(errno.EACCES), str(tmp_path / ".lock"))
     assert str(_cannot_be_written(RunFolder(tmp_path), error)).startswith(f"{tmp_path / '.lock'}: cannot be written: P")
+
+
+@contextlib.contextmanager
+def files_of_no_byte() -> Iterator[None]:
+    """Whatever is written to a file fails, as on a full disk."""
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_lock_without_room_for_a_line_is_named(tmp_path: Path) -> None:
+    cfg = config(tmp_path)
+    with (
+        pytest.raises(ValueError, match="cannot be written: File too large. Set exp_manager.exp_dir"),
+        files_of_no_byte(),
+        created(folder_of(cfg), cfg),
+    ):
+        pass
 
 
 def test_a_folder_for_checkpoints_that_cannot_be_written_is_named_with_its_key(tmp_path: Path) -> None:
