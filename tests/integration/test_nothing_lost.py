@@ -131,8 +131,17 @@ def test_a_run_killed_in_its_last_validation_ends_like_a_whole_one(corpus: Path,
         assert losses(tmp_path / "run" / "metrics.csv", column)
 
 
-@pytest.mark.parametrize("refused", ["d_model=64", "gone.jsonl", "unreadable.jsonl"])
-def test_a_refused_command_changes_nothing_in_the_folder(corpus: Path, tmp_path: Path, refused: str) -> None:
+@pytest.mark.parametrize(
+    ("refused", "words"),
+    [
+        ("d_model=64", r"Changed since then: model\.encoder\.d_model"),
+        ("gone.jsonl", r"gone\.jsonl: no such manifest"),
+        ("unreadable.jsonl", r"1\.gone: No such file"),
+    ],
+)
+def test_a_refused_command_changes_nothing_in_the_folder(
+    corpus: Path, tmp_path: Path, refused: str, words: str
+) -> None:
     args = arguments(corpus, tmp_path, "run", "~model.validation_ds", "trainer.max_steps=2")
     run_here(args)
     (tmp_path / "unreadable.jsonl").write_text((corpus / "train.jsonl").read_text().replace(".wav", ".gone"))
@@ -147,7 +156,7 @@ def test_a_refused_command_changes_nothing_in_the_folder(corpus: Path, tmp_path:
     with (tmp_path / "run" / "metrics.csv").open("a") as file:
         file.write("2,1700000000.0,4.5\r\n")  # logged after the last checkpoint
     before = content()
-    with pytest.raises((ValueError, RuntimeError, OSError)):
+    with pytest.raises((ValueError, RuntimeError, OSError), match=words):
         run_here([*args, refused, "trainer.max_steps=4"])
     assert content() == before
 

@@ -83,7 +83,7 @@ def _initialize(model: nn.Module, key: str, name: str, options: dict[str, Any]) 
     path, content = _read(key, name)
     weights, rate = content.weights, content.config.get("sample_rate")
     own_rate = getattr(getattr(model, "cfg", None), "sample_rate", rate)
-    if rate != own_rate:
+    if rate not in (None, own_rate):
         log.warning("%s: these weights were trained on audio of %s Hz; model.sample_rate is %s.", path, rate, own_rate)
     include, exclude = (_list(f"{key}: {part}", options.get(part)) for part in ("include", "exclude"))
     own = model.state_dict()

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from nest_ssl.files import replacing_in
 from nest_ssl.model import EncDecMaskedTokenPredModel
 from nest_ssl.modules import ConformerEncoder
+from nest_ssl.nemo_file import CheckpointError
 
 OPSET = 18
 INPUTS, OUTPUTS = ("audio_signal", "length"), ("outputs", "encoded_lengths")
@@ -52,6 +53,8 @@ def export_onnx(model: EncDecMaskedTokenPredModel, path: Path) -> float:
     with replacing_in(path.parent, path) as folder:
         _write_graph(encoder, num_mels, folder / path.name)
         difference = _largest_difference(model.encoder, num_mels, folder / path.name)
+        if math.isnan(difference):
+            raise CheckpointError(f"{path}: not written: the model's outputs are not finite. Its weights are damaged.")
         if not difference <= TOLERANCE:
             raise RuntimeError(f"{path}: the graph differs from the model by {difference:.2g}; not kept.")
     return difference
@@ -90,7 +93,7 @@ def _largest_difference(encoder: ConformerEncoder, num_mels: int, path: Path) ->
             return math.inf
         for row, frames in enumerate(graph_len.tolist()):
             difference = np.abs(graph_BDS[row, :, :frames] - encoded_BDS[row, :, :frames].numpy())
-            largest = max(largest, float(difference.max()))
+            largest = float(np.maximum(largest, difference.max()))  # nan stays nan
     return largest
 
 

@@ -48,6 +48,7 @@ FILE_SUFFIXES = (".nemo", ".ckpt", ".safetensors")
 CONFIG_KEY = "model_config"
 """The configuration, as JSON, in the metadata of a `.safetensors` file."""
 CHECKSUM_KEY = "crc32"
+NO_CONFIG = "has no model configuration under hyper_parameters."
 """The checksum of its weights and configuration, there too."""
 
 
@@ -143,6 +144,8 @@ def check_model(path: Path, kind: type[Any], cfg: ModelConfig, weights: dict[str
 
 def checkpoint_config(path: Path, section: Any) -> ModelConfig:
     """The configuration in a file, checked."""
+    if not section:
+        raise CheckpointError(f"{path}: {NO_CONFIG}")
     try:
         return model_config(section)
     except ValueError as error:
@@ -195,12 +198,12 @@ def _read_ckpt(path: Path, map_location: Any) -> NemoFile:
         raise CheckpointError(f"{path}: not a training checkpoint: it has no state_dict.")
     parameters = content.get("hyper_parameters") or {}
     config = parameters.get("cfg", parameters) if isinstance(parameters, (dict, DictConfig)) else None
-    if not config or not isinstance(config, (dict, DictConfig)):
-        raise CheckpointError(f"{path}: has no model configuration under hyper_parameters.")
+    if not isinstance(config, (dict, DictConfig)):
+        raise CheckpointError(f"{path}: {NO_CONFIG}")
     with as_checkpoint_errors(path, "its configuration cannot be used"):
         plain = OmegaConf.to_container(config, resolve=False) if isinstance(config, DictConfig) else config
         refuse_resolvers(plain, f"{path}: its configuration")
-        section = model_section(config)
+        section = model_section(config) if config else {}  # starting weights need none
     weights = check_weights(content["state_dict"], f"{path}: its state_dict")
     if path.is_dir():
         weights = {name: value.to(map_location) for name, value in weights.items()}

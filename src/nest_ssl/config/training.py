@@ -307,6 +307,8 @@ class CheckpointConfig:
             if re.search(r"[/\\]", getattr(self, key) or ""):
                 given = quoted(getattr(self, key))
                 raise ValueError(f"{where}.{key}: {given} is not the name of a file. Give the folder as dirpath.")
+        if re.search(r"[{}]", FIELD.sub("", self.filename or "")):
+            raise ValueError(f"{where}.filename: {quoted(self.filename)}: a brace is missing. Write {{val_loss:.4f}}.")
         for name, spec in FIELD.findall(self.filename or ""):
             try:
                 if re.search(r"\d{3}", spec):
@@ -368,6 +370,24 @@ class EmaConfig:
 
 
 @dataclass
+class SummaryWriterConfig:
+    """`exp_manager.summary_writer_kwargs:`, of TensorBoard's SummaryWriter."""
+
+    max_queue: Annotated[int, Range(1, 1_000_000)] = 10
+    """Values that wait before they are written."""
+    flush_secs: Annotated[int, Range(1, 86_400)] = 120
+    """Seconds between two writes."""
+    filename_suffix: str = ""
+    """End of the names of its files."""
+    purge_step: Annotated[int, Range(0)] | None = None
+    """Hide what an earlier run has logged from this step on."""
+
+    def __post_init__(self) -> None:
+        check_ranges("exp_manager.summary_writer_kwargs", self)
+        stays_inside("exp_manager.summary_writer_kwargs.filename_suffix", self.filename_suffix or None)
+
+
+@dataclass
 class ExperimentConfig:
     """`exp_manager:`: folders, loggers, checkpoints."""
 
@@ -383,7 +403,7 @@ class ExperimentConfig:
     resume_ignore_no_checkpoint: bool = False
     resume_from_checkpoint: str | None = None
     create_tensorboard_logger: bool = True
-    summary_writer_kwargs: dict[str, Any] | None = None
+    summary_writer_kwargs: SummaryWriterConfig | None = None
     create_wandb_logger: bool = False
     wandb_logger_kwargs: dict[str, Any] | None = None
     create_checkpoint_callback: bool = True
@@ -615,23 +635,24 @@ IGNORED_ON_RESUME: dict[str, str] = {
     "model.encoder.use_pytorch_sdpa": "nest-ssl chooses by itself, with the same results",
     "model.encoder.use_pytorch_sdpa_backends": "nest-ssl chooses by itself, with the same results",
     "model.encoder.sync_max_audio_length": "nest-ssl has no such collective",
+    "model.quantizer.dist_fn": "both give the same codes",
     "model.test_ds": "pre-training has no test loop",
     **{f"trainer.{name}": reason for name, reason in NO_EFFECT.items()},
 }
 """Keys that change nothing in a run that is resumed, with the reason. All other keys of the command take effect."""
 
 
-def changed_keys(before: Any, now: NestConfig) -> list[str]:
-    """Return one line for each key that differs from `before`, the content of the run's hparams.yaml.
+def changed_keys(before: Any, now: NestConfig) -> dict[str, str]:
+    """Return the keys that differ from `before`, the content of the run's hparams.yaml, with what each change does.
 
     Keys that `before` does not have were added by a newer version, and are passed over.
     """
-    lines = []
+    changes = {}
     for key, old, new in _differences(before, dataclasses.asdict(now)):
         reason = next((IGNORED_ON_RESUME[name] for name in _and_parents(key) if name in IGNORED_ON_RESUME), None)
         effect = "takes effect" if reason is None else f"ignored, because {reason}"
-        lines.append(f"{key}: {_shown(old)} → {_shown(new)}: {effect}")
-    return lines
+        changes[key] = f"{_shown(old)} → {_shown(new)}: {effect}"
+    return changes
 
 
 def _differences(before: Any, now: Any, where: str = "") -> Iterator[tuple[str, Any, Any]]:

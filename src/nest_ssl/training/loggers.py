@@ -12,11 +12,13 @@ import logging
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nest_ssl.config import ExperimentConfig
 from nest_ssl.config.checks import PlainFormatter
+from nest_ssl.config.training import SummaryWriterConfig
 from nest_ssl.files import replacing
 from nest_ssl.run_folder import MetricsWriter, RunFolder
 from nest_ssl.watchdog.system import say
@@ -50,7 +52,7 @@ class Loggers:
             return
         self._all.append(_Csv(folder.metrics_csv))
         if exp.create_tensorboard_logger:
-            self._all.append(_TensorBoard(folder.path, exp.summary_writer_kwargs or {}))
+            self._all.append(_TensorBoard(folder.path, exp.summary_writer_kwargs or SummaryWriterConfig()))
         if exp.create_wandb_logger:
             self._all.append(_WeightsAndBiases(folder.path, exp.wandb_logger_kwargs or {}))
 
@@ -98,7 +100,7 @@ class _Csv(MetricsWriter):
 
 
 class _TensorBoard:
-    def __init__(self, folder: Path, options: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, options: SummaryWriterConfig) -> None:
         self.folder, self.options = folder, options
         self._writer: Any = None
 
@@ -106,7 +108,7 @@ class _TensorBoard:
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter  # takes a second to import: not before the first step
 
-            self._writer = SummaryWriter(str(self.folder), **self.options)
+            self._writer = SummaryWriter(str(self.folder), **asdict(self.options))
         for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
 

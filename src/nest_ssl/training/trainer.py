@@ -142,25 +142,23 @@ class Trainer:
                     check_inputs(cfg.model.preprocessor, content)
                 if self.is_global_zero:
                     log.info("run folder: %s%s", folder.path, _resumed_at(self.checkpoint, content))
-                    for line in changed:
-                        log.info("changed since the checkpoint: %s", line)
                 watch.joins()
                 debug = cfg.debug
                 join = joined(self.config, self.run.facts, share_gpu=debug.share_gpu, collectives=debug.collectives)
                 with join as world, _torch_settings(self.config):
                     if self.run.agent is not None:
                         self.run.agent.gpu = gpu_in_words(world.device)
-                    fit = Fit(self, cfg, model, folder, world, watch, content)
+                    fit = Fit(self, cfg, model, folder, world, watch, content, changed)
                     del content
                     fit.run()
         except BaseException as error:
             watch.failed(error)
             raise
 
-    def _changed_since(self, folder: RunFolder, cfg: NestConfig) -> list[str]:
-        """One line for each key that differs from the run that is resumed."""
+    def _changed_since(self, folder: RunFolder, cfg: NestConfig) -> dict[str, str]:
+        """Return the keys that differ from the run that is resumed, with what each change does."""
         if self.checkpoint is None:
-            return []
+            return {}
         kept = [RunFolder(self.checkpoint.absolute().parent.parent).hparams, folder.hparams]
         for path in kept:
             if path.is_file():
@@ -168,8 +166,8 @@ class Trainer:
                     return changed_keys(parse_hparams(path.read_text(encoding="utf-8")), cfg)
                 except (ValueError, OSError, yaml.YAMLError) as error:
                     log.warning("%s: cannot be read (%s): what changed since is not known.", path, error)
-                    return []
-        return []
+                    return {}
+        return {}
 
     def _whole_config(self, model: EncDecDenoiseMaskedTokenPredModel) -> NestConfig:
         base = self.run.cfg or NestConfig(model.cfg, seed=self.seed)
@@ -359,6 +357,8 @@ class Fit:
     world: World
     watch: Watch
     checkpoint: dict[str, Any] | None
+    changed: dict[str, str] = field(default_factory=dict)
+    """Keys that differ from the run that is resumed, with what each change does."""
     exp: ExperimentConfig = field(init=False)
 
     def run(self) -> None:
@@ -379,7 +379,7 @@ class Fit:
         step = self._train_step(limits)
         step.engine.expect((shape.batch_size, shape.num_samples) for shape in loader.shapes())
         trained = Trained(self.model, step, loader, world.size, limits.num_batches)
-        state = self._restored(trained)
+        state = self._resumed(trained)
         if self.exp.resume_from_checkpoint is not None:
             state.memory.resumed_from = str(Path(self.exp.resume_from_checkpoint).expanduser().absolute())
         self.trainer.state = state
@@ -447,6 +447,17 @@ class Fit:
         return logged_at(self.folder.metrics_csv, step - 1)
 
     # ---- parts ----
+
+    def _resumed(self, trained: Trained) -> TrainState:
+        """Return the state of the checkpoint; a refusal names what has changed in the model since then."""
+        try:
+            state = self._restored(trained)
+        except CheckpointError as error:
+            keys = ", ".join(key for key in self.changed if key.startswith("model."))
+            raise CheckpointError(f"{error}\nChanged since then: {keys}." if keys else str(error)) from error
+        for key, change in self.changed.items() if self.world.is_first else []:
+            log.info("changed since the checkpoint: %s: %s", key, change)
+        return state
 
     def _restored(self, trained: Trained) -> TrainState:
         """Where the run was, from its checkpoint; every rank checks the shards that it reads.

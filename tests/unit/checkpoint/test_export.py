@@ -196,6 +196,17 @@ def test_onnx_gives_our_encoder_for_any_batch_and_length(tmp_path: Path) -> None
             np.testing.assert_allclose(theirs[row, :, :frames], ours[row, :, :frames].numpy(), atol=1e-4)
 
 
+def test_a_graph_whose_outputs_are_not_finite_is_not_written(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript", reason="needs nest-ssl[onnx]")
+    model = tiny_model({"encoder.n_layers": 1})
+    weights = model.state_dict()
+    weights["encoder.layers.0.feed_forward1.linear1.weight"].fill_(1e38)  # finite, and every sum of it overflows
+    model.save_to(tmp_path / "nest.nemo")
+    with pytest.raises(CheckpointError, match=r"nest\.onnx: not written: the model's outputs are not finite"):
+        export_checkpoint(tmp_path / "nest.nemo", tmp_path / "nest.onnx", "onnx")
+    assert not (tmp_path / "nest.onnx").exists()
+
+
 @pytest.mark.parametrize(
     ("output", "kind", "words"),
     [

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from nest_ssl import CheckpointError, EncDecDenoiseMaskedTokenPredModel
+from nest_ssl import CheckpointError, EncDecDenoiseMaskedTokenPredModel, load
 from nest_ssl.checkpoint.initialize import describe, maybe_init_from_pretrained_checkpoint
 from nest_ssl.config import NestConfig
 from tests.helpers import model_section, tiny_model
@@ -46,6 +46,17 @@ def test_all_weights_of_a_training_checkpoint(tmp_path: Path) -> None:
     model = tiny_model(seed=OWN_SEED)
     init(model, init_from_ptl_ckpt=str(path))
     assert same(model, SOURCE_SEED) == set(model.state_dict())
+
+
+def test_a_checkpoint_of_only_weights_is_enough_to_start_from(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "weights.ckpt"
+    torch.save({"state_dict": tiny_model(seed=SOURCE_SEED).state_dict()}, path)
+    model = tiny_model(seed=OWN_SEED)
+    init(model, init_from_ptl_ckpt=str(path))
+    assert same(model, SOURCE_SEED) == set(model.state_dict())
+    assert "Hz" not in caplog.text  # nothing is known of the audio
+    with pytest.raises(CheckpointError, match=r"weights\.ckpt: has no model configuration under hyper_parameters"):
+        load(path)
 
 
 def test_include_and_exclude_choose_by_parts_of_names(nemo: Path) -> None:

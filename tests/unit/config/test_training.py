@@ -20,7 +20,7 @@ def test_every_key_that_changed_since_the_checkpoint_is_listed_with_its_effect()
             "trainer.logger=true",
         ],
     )
-    lines = {line.split(":")[0]: line for line in changed_keys(before, now)}
+    lines = changed_keys(before, now)
     assert set(lines) == {
         *("model.optim.weight_decay", "trainer.gradient_clip_val", "init_from_ptl_ckpt"),
         *("model.optim.sched.last_epoch", "trainer.logger"),
@@ -33,8 +33,8 @@ def test_every_key_that_changed_since_the_checkpoint_is_listed_with_its_effect()
 
 def test_the_same_configuration_has_no_changed_keys() -> None:
     cfg = compose("nest_demo")
-    assert changed_keys(dataclasses.asdict(cfg), cfg) == []
-    assert changed_keys({}, cfg) == changed_keys(None, cfg)[:0] == []
+    assert changed_keys(dataclasses.asdict(cfg), cfg) == {}
+    assert changed_keys({}, cfg) == {}
 
 
 def test_every_key_that_is_ignored_on_resume_exists() -> None:
