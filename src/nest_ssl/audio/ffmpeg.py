@@ -102,3 +102,16 @@ def _decoded(container: Any, stream: Any, offset_s: float) -> Iterator[tuple[int
             block_NC = converted.to_ndarray().reshape(-1, converted.layout.nb_channels)
             yield position, block_NC
             position += len(block_NC)
+    stated_s = 0.0 if seeks else _stated_s(container)
+    if position / rate < 0.9 * stated_s - 0.1:  # encoders and decoders disagree by some tens of milliseconds
+        raise CannotDecodeError(f"is cut: it has {position / rate:.1f} of {stated_s:.1f} s")
+
+
+def _stated_s(container: Any) -> float:
+    """Return the length that a Matroska header states; 0 where it is not known to be that of the audio.
+
+    A cut file of the others is noticed, or FFmpeg guesses their length from what is there.
+    """
+    is_alone = len(container.streams) == 1  # a video may be longer than its sound
+    is_known = container.format.name.startswith("matroska") and is_alone and container.duration is not None
+    return float(container.duration / 1e6) if is_known else 0.0

@@ -86,6 +86,9 @@ def _initialize(model: nn.Module, key: str, name: str, options: dict[str, Any]) 
     if rate not in (None, own_rate):
         log.warning("%s: these weights were trained on audio of %s Hz; model.sample_rate is %s.", path, rate, own_rate)
     include, exclude = (_list(f"{key}: {part}", options.get(part)) for part in ("include", "exclude"))
+    for part in (*include, *exclude):
+        if not any(part in parameter for parameter in weights):
+            log.warning("%s: no weight of %s has %s in its name.", key, path, quoted(part))
     own = model.state_dict()
     result = Initialized(str(path), [], [], [], [], [])
     chosen: dict[str, Tensor] = {}

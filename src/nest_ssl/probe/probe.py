@@ -6,6 +6,7 @@ N utterances, L layers, F statistics.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -38,6 +39,8 @@ from nest_ssl.probe.data import (
 )
 from nest_ssl.probe.linear import LogMelStatistics, fit_linear, statistics
 from nest_ssl.probe.results import Score, confusion, difference, score, write_confusion, write_layer_weights
+
+log = logging.getLogger(__name__)
 
 RESULTS = ("results.json", "layer_weights.svg", "confusion.svg")
 HEADS = ("linear", "attentive")
@@ -156,6 +159,7 @@ def _open_task(
 ) -> _Task:
     ask = find_task(options.task) if options.task is not None else label_under(options.name)
     learned, tested = labelled(train, ask, options.name), labelled(test, ask, options.name)
+    _warn_of_shared(learned, tested)
     classes = check_labels(learned, tested, f"--{'label' if options.label else 'task'} {options.name}")
     if options.labels_per_class is not None:
         learned = labels_per_class(learned, options.labels_per_class, np.random.default_rng(options.seed))
@@ -164,6 +168,24 @@ def _open_task(
         noise = open_noise(options.noise_manifest, options.snr_db, extractor.sample_rate, options.seed)
     labels_N = torch.tensor([classes.index(example.label) for example in learned])
     return _Task(learned, tested, labels_N, classes, noise, options, extractor.device, report)
+
+
+def _warn_of_shared(learned: list[Example], tested: list[Example]) -> None:
+    """A score on utterances that were learned says nothing about others."""
+
+    def segment(example: Example) -> tuple[str, float]:
+        return example.utterance.audio_filepath, example.utterance.offset_s
+
+    known = {segment(example) for example in learned}
+    shared = [example.utterance.audio_filepath for example in tested if segment(example) in known]
+    if shared:
+        log.warning(
+            "%d of %d test utterances are in the training data too, such as %s: the scores will be too good. Leave "
+            "them out of --train.",
+            len(shared),
+            len(tested),
+            shared[0],
+        )
 
 
 def _linear_systems(

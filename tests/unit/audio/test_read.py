@@ -148,6 +148,15 @@ def test_ffmpeg_reads_what_libsndfile_does_not(codec: str, container: str, rate:
     assert correlation(samples, tone(2 * rate, rate)) > 0.98
 
 
+@pytest.mark.parametrize(("codec", "container"), [("libopus", "webm"), ("flac", "matroska")])
+def test_a_recording_that_was_cut_is_a_bad_file(codec: str, container: str) -> None:
+    data = av_encoded(codec, container, 48_000)
+    for read in (verify_audio, partial(read_audio, sample_rate=RATE)):
+        read(data, name="x.webm")
+        with pytest.raises(AudioError, match=r"x\.webm: .*is cut: it has [01]\.\d of 2\.0 s"):
+            read(data[: len(data) * 2 // 3], name="x.webm")
+
+
 def test_a_recording_whose_rate_changes_in_the_middle_is_one_bad_file() -> None:
     data = av_encoded("aac", "adts") + av_encoded("aac", "adts", 44_100)
     for read in (audio_info, verify_audio, partial(read_audio, sample_rate=RATE)):

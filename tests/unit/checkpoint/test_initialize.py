@@ -59,10 +59,17 @@ def test_a_checkpoint_of_only_weights_is_enough_to_start_from(tmp_path: Path, ca
         load(path)
 
 
-def test_include_and_exclude_choose_by_parts_of_names(nemo: Path) -> None:
+def test_a_part_of_a_name_that_no_weight_has_is_a_warning(nemo: Path, caplog: pytest.LogCaptureFixture) -> None:
+    options = {"path": str(nemo), "include": ["encoder", "decodr"]}
+    init(tiny_model(), init_from_nemo_model={"first": options})
+    assert f"init_from_nemo_model: no weight of {nemo} has 'decodr' in its name" in caplog.text
+
+
+def test_include_and_exclude_choose_by_parts_of_names(nemo: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = tiny_model(seed=OWN_SEED)
     options = {"path": str(nemo), "include": ["encoder"], "exclude": ["layers.1."]}
     (result,) = init(model, init_from_nemo_model={"first": options})
+    assert not caplog.text
     names = {name for name in model.state_dict() if "encoder" in name and "layers.1." not in name}
     assert set(result.loaded) == names
     assert names <= same(model, SOURCE_SEED)

@@ -47,6 +47,23 @@ def manifests(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {"train": str(corpus(folder / "train", 24, 0)), "test": str(corpus(folder / "test", 12, 1))}
 
 
+def test_utterances_in_both_sets_are_a_warning(
+    manifests: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lines(name: str) -> list[dict[str, Any]]:
+        path = Path(manifests[name])
+        found = [json.loads(line) for line in path.read_text().splitlines()]
+        return [{**line, "audio_filepath": str(path.parent / line["audio_filepath"])} for line in found]
+
+    train, shared = tmp_path / "train.jsonl", lines("test")[0]
+    for learned in (lines("train"), [*lines("train"), shared]):
+        assert not caplog.text
+        train.write_text("".join(json.dumps(line) + "\n" for line in learned))
+        probe(tiny_model(), str(train), manifests["test"], options=OPTIONS, device="cpu")
+    expected = f"1 of 12 test utterances are in the training data too, such as {shared['audio_filepath']}"
+    assert expected in caplog.text
+
+
 def test_a_linear_probe_tells_two_pitches_apart(manifests: dict[str, Any], tmp_path: Path) -> None:
     result = probe(tiny_model(), **manifests, options=OPTIONS, device="cpu")
     assert result.scores["log_mel"].accuracy > 0.9

@@ -38,6 +38,8 @@ FEW = 10
 """So many bad utterances of an epoch never end a run, unless they are above `max_bad_fraction` of 1,000 as well."""
 MAX_NAMED = 10
 """Files named in the log; the others are only in the run's list."""
+IN_SUMMARY = 3
+"""Reasons, and files, in a summary, which may be part of an error."""
 SHARED_MEMORY = Path("/dev/shm")
 TORCH_PREFETCH = 2
 """What torch's DataLoader prefetches per worker if nothing is set."""
@@ -448,8 +450,8 @@ class BadDataLog:
             f"{self.num_bad['noise']} noise segments drawn again, {self.num_bad['no-noise']} utterances without noise; "
             f"{len(self.files)} bad files in this run",
             *([f"  {self.cropped()}"] if self.num_bad["cropped"] else []),
-            *(f"  {count} x {reason}" for reason, count in reasons.most_common(MAX_NAMED)),
-            *(f"  {bad.kind}: {bad.audio_filepath}: {bad.reason}" for bad in list(self.files.values())[:MAX_NAMED]),
+            *(f"  {count} x {reason}" for reason, count in reasons.most_common(IN_SUMMARY)),
+            *(f"  {bad.kind}: {bad.audio_filepath}: {bad.reason}" for bad in list(self.files.values())[:IN_SUMMARY]),
         ]
         if self.path is not None:
             lines.append(f"  all of them: {self.path}")
