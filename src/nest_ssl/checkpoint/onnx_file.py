@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -117,6 +118,8 @@ def _only_errors(*loggers: str) -> Iterator[None]:
 
 
 def _need_onnx() -> None:
+    # Recent versions (1.31) report their use to their makers, and leave a file for that in the temporary folder.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         import onnxruntime
         import onnxscript  # noqa: F401

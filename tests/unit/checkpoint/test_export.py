@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +197,26 @@ def test_onnx_gives_our_encoder_for_any_batch_and_length(tmp_path: Path) -> None
         assert theirs_len.tolist() == ours_len.tolist()
         for row, frames in enumerate(ours_len.tolist()):
             np.testing.assert_allclose(theirs[row, :, :frames], ours[row, :, :frames].numpy(), atol=1e-4)
+
+
+def test_onnxruntime_reports_nothing_to_its_makers(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="needs nest-ssl[onnx]")
+    onnx = pytest.importorskip("onnx")
+    value = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, [1])
+    graph = onnx.helper.make_graph([], "nothing", [value], [value])
+    onnx.save(
+        onnx.helper.make_model(graph, ir_version=8, opset_imports=[onnx.helper.make_opsetid("", 18)]),
+        tmp_path / "x.onnx",
+    )
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    script = (
+        "from nest_ssl.checkpoint.onnx_file import _need_onnx; _need_onnx(); import onnxruntime; "
+        f"onnxruntime.InferenceSession({str(tmp_path / 'x.onnx')!r}, providers=['CPUExecutionProvider'])"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
+    subprocess.run([sys.executable, "-c", script], check=True, env={**environment, "TMPDIR": str(temporary)})
+    assert not list(temporary.iterdir())
 
 
 def test_a_graph_whose_outputs_are_not_finite_is_not_written(tmp_path: Path) -> None:
