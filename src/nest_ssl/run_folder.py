@@ -160,6 +160,11 @@ class RunFolder:
                 if not is_checkpoint(path):
                     raise ValueError(f"{path}: is neither a file nor a complete folder of shards.")
                 examine(path)
+            except PermissionError as error:
+                raise ValueError(
+                    f"{path}: the newest checkpoint cannot be opened: {error.strerror}. Allow yourself to read "
+                    "it, or remove it to resume from the one before."
+                ) from error
             except (ValueError, OSError) as error:
                 bad.append(str(error).rstrip())
                 continue
@@ -181,6 +186,8 @@ class RunFolder:
                 f"{self.checkpoints}: there is no checkpoint to resume from. "
                 f"Set exp_manager.resume_ignore_no_checkpoint=true to start from the beginning."
             )
+        if self.metrics_csv.is_file():
+            say(f"{self.path}: has results of an earlier start, but no checkpoint: starting from step 0 replaces them.")
         return None
 
     def _named_checkpoint(self, exp: ExperimentConfig, examine: Examine, say: Callable[[str], None]) -> Path:

@@ -1,4 +1,4 @@
-"""Ctrl-C before the program has come to work."""
+"""What happens before a command has come to work."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+
+from nest_ssl.cli.main import main
 
 INTERRUPTED = """
 import os, signal, sys, time
@@ -47,6 +49,14 @@ def test_words_that_cannot_be_printed_are_an_error_in_one_line(words: list[str])
     assert done.returncode == 1
     assert done.stderr.startswith("nest-ssl: st")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [["prepare", ""], ["extract", "x.nemo", "in", "out", "--layers", ""]])
+def test_an_empty_argument_is_refused_and_placed(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 1
+    assert f"nest-ssl: the argument after '{words[-2]}' is empty" in capsys.readouterr().err
 
 
 NO_MEMORY = """

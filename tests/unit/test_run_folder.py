@@ -189,7 +189,14 @@ def test_checkpoints_in_another_folder_are_found_through_hparams(tmp_path: Path)
 def test_a_run_is_resumed_from_last_unless_another_file_is_named(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     resume = ExperimentConfig(resume_if_exists=True, resume_ignore_no_checkpoint=True)
-    assert folder.checkpoint_to_resume(resume) is None
+    said: list[str] = []
+    assert folder.checkpoint_to_resume(resume, say=said.append) is None
+    assert said == []
+    make(folder.metrics_csv, 500)
+    assert folder.checkpoint_to_resume(resume, say=said.append) is None
+    assert said == [
+        f"{tmp_path}: has results of an earlier start, but no checkpoint: starting from step 0 replaces them."
+    ]
     with pytest.raises(ValueError, match="there is no checkpoint to resume from"):
         folder.checkpoint_to_resume(ExperimentConfig(resume_if_exists=True))
     best = make(folder.checkpoints / "best.ckpt", 2000)

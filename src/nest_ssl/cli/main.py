@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import sys
@@ -55,6 +56,13 @@ def program(
     log_to_terminal(logging.DEBUG if verbose else logging.INFO)
 
 
+def _check_arguments(arguments: list[str]) -> None:
+    local_paths("argument", arguments)
+    for before, argument in itertools.pairwise(["nest-ssl", *arguments]):
+        if not argument:
+            raise ValueError(f"the argument after '{before}' is empty: perhaps a shell variable that is not set.")
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; errors that a user can fix are one line on stderr and exit code 1, not a traceback."""
     # Must be set before torch is loaded. Idle OpenMP threads spin; on shared cores they steal time from those that work
@@ -62,7 +70,7 @@ def main(arguments: list[str] | None = None) -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     open_missing_streams()
     try:
-        local_paths("argument", sys.argv[1:] if arguments is None else arguments)
+        _check_arguments(sys.argv[1:] if arguments is None else arguments)
         app(arguments)
     except (ValueError, OSError, RuntimeError) as error:
         if logging.getLogger().isEnabledFor(logging.DEBUG):

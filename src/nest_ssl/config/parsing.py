@@ -173,6 +173,8 @@ def _checked(
             nested = _dataclass_in(hints[key])
             if nested is not None and isinstance(value, dict):
                 value = _checked(nested, value, path, unused, dropped)
+            elif any("\0" in text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)):
+                raise ConfigError(f"{path}: {quoted(value)} contains NUL, which no name or path has.")
             out[key] = value
     return out
 

@@ -139,6 +139,11 @@ class Ledger:
             if any(type(value) is not type(getattr(Progress, name)) for name, value in asdict(progress).items()):
                 raise ValueError("a value of another type")
         except FileNotFoundError:
+            if self.manifest.exists():
+                raise ValueError(
+                    f"{self.manifest}: exists, and 'prepare' has not written it: there is no {self._state.name}. Give "
+                    "--restart to replace it, or give another output."
+                ) from None
             return Progress()
         except (ValueError, KeyError, TypeError, RecursionError):
             logger.warning("%s: is damaged; measuring from the start", self._state)
@@ -170,13 +175,17 @@ class Ledger:
         """
         if self.progress.num_bad and not self.progress.num_good and not self._may_be_empty:
             self._partials[0].unlink(missing_ok=True)
-            self._state.unlink(missing_ok=True)
+            num_bad, self.progress = self.progress.num_bad, Progress()
+            if self.manifest.exists():  # of an earlier run; the next one may replace it
+                self.save_state()
+            else:
+                self._state.unlink(missing_ok=True)
             os.replace(self._partials[1], self._finals[1])
             with open(self._finals[1], "rb") as bad:
                 first = json.loads(bad.readline())
             raise ValueError(
                 f"{self._settings['input']}: contains no usable audio: {first['audio_filepath']}: {first['reason']}. "
-                f"{self._finals[1]} has all {self.progress.num_bad:,} reasons; {self.manifest} is not written."
+                f"{self._finals[1]} has all {num_bad:,} reasons; {self.manifest} is not written."
             )
         for partial, final in zip(self._partials, self._finals, strict=True):
             if partial.exists():

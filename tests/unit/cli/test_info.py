@@ -98,7 +98,7 @@ def test_info_refuses_weights_that_cannot_be_used(
         (["info", "nest_fast-conformer", "model.encoder.n_layer=2"], "Did you mean 'model.encoder.n_layers'?"),
         (["info", "a", "b", "c"], "expected one or two models"),
         (["info", str(GOLDEN)], "golden: is a folder"),
-        (["info", ""], "nest-ssl: the name of the model file is empty"),
+        (["info", ""], "nest-ssl: the argument after 'info' is empty"),
         (["info", "https://x/y.nemo"], "nest-ssl: argument: https://x/y.nemo: nest-ssl reads local files only"),
         (["info", str(GOLDEN / "batch.npz")], "no .nemo, .ckpt or .yaml file"),
         (["info", str(GOLDEN / "pre_conv.nemo"), "size=small"], "a checkpoint has its own"),

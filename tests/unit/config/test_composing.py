@@ -131,6 +131,8 @@ def test_sizes_work_with_our_yaml_and_with_nemos(nemo_yaml: Path, override: str)
         ("model.encoder.conv_norm_type='group_norm²'", "is not batch_norm"),
         ("model.encoder.subsampling_conv_channels=-7", "subsampling_conv_channels: -7 is less than 1"),
         ("model.preprocessor.window_stride=inf", "window_stride: inf is not a finite number"),
+        ('name="a\0b"', "name: 'a\\x00b' contains NUL, which no name or path has"),
+        ('model.train_ds.manifest_filepath=[x,"a\0b"]', "model.train_ds.manifest_filepath: "),
         ("model.preprocessor.window_size=nan", "window_size: nan is not a finite number"),
         ("model.preprocessor.lowfreq=9000", "lowfreq: 9000 Hz is not between 0 and the highest frequency, 8000 Hz"),
         ("model.quantizer.dist_fn=dot", "'dot' is not one of 'l2', 'cosine'"),

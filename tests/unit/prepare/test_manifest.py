@@ -279,6 +279,32 @@ def test_a_manifest_that_was_changed_is_neither_taken_for_complete_nor_replaced_
     assert output.read_bytes() == whole
 
 
+def test_a_manifest_of_something_else_is_not_replaced_unasked(corpus: Path, tmp_path: Path) -> None:
+    output = tmp_path / "m.jsonl"
+    output.write_text('{"audio_filepath": "mine.wav", "duration": 1.0}\n')
+    before = output.read_bytes()
+    with pytest.raises(ValueError, match=r"m\.jsonl: exists, and 'prepare' has not written it.*Give --restart"):
+        prepare_manifest(corpus, output)
+    assert output.read_bytes() == before
+    prepare_manifest(corpus, output, restart=True)
+    assert len(output.read_text().splitlines()) == 12
+
+
+def test_a_manifest_outlives_a_disk_that_is_not_mounted_and_is_made_again_later(corpus: Path, tmp_path: Path) -> None:
+    paths, output = tmp_path / "list.txt", tmp_path / "m.jsonl"
+    files = sorted(str(path) for path in corpus.rglob("speaker*/*.wav"))
+    paths.write_text("\n".join(files[:10]))
+    prepare_manifest(paths, output)
+    before = output.read_bytes()
+    paths.write_text("\n".join(f"{file}.gone" for file in files))
+    with pytest.raises(ValueError, match="contains no usable audio"):
+        prepare_manifest(paths, output)
+    assert output.read_bytes() == before
+    paths.write_text("\n".join(files))
+    prepare_manifest(paths, output)
+    assert len(output.read_text().splitlines()) == 12
+
+
 def test_what_a_killed_run_has_left_of_its_state_is_removed(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

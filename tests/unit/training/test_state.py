@@ -110,6 +110,19 @@ def test_a_run_continues_from_the_newest_good_checkpoint(tmp_path: Path, damage:
     assert f"resuming from {before} instead" in said[1]
 
 
+def test_a_checkpoint_that_may_not_be_read_is_not_passed_over(tmp_path: Path) -> None:
+    folder, said = RunFolder(tmp_path), list[str]()
+    write(folder.checkpoints / BEFORE, 2000)
+    last = write(folder.checkpoints / LAST, 3000)
+
+    def refuse(path: Path) -> str | None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with pytest.raises(ValueError, match=rf"{last}: the newest checkpoint cannot be opened: Permission denied"):
+        folder.checkpoint_to_resume(RESUME, refuse, said.append)
+    assert said == []
+
+
 @pytest.mark.parametrize(
     ("part", "value", "named"),
     [
