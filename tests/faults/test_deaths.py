@@ -59,6 +59,7 @@ def test_row_8_a_killed_worker_is_named_with_its_file(lab: Lab) -> None:
     assert incident["file"].endswith(".wav")
     assert "shared memory" in incident["cause"]
     assert "DataLoader worker 0" in incident["cause"]
+    assert "Traceback" not in run.stderr  # of wherever the rank happened to be
 
 
 @pytest.mark.faults

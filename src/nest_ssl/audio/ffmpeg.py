@@ -24,6 +24,8 @@ CONTAINERS = (
 """Formats that FFmpeg may detect. Playlists (hls, concat) are left out because they open other files."""
 SEEKABLE = ("matroska", "mov", "asf")
 """Containers with an index and timestamps; the others are decoded from the start."""
+LOSSLESS = ("alac", "ape", "flac", "tta", "wavpack")
+"""Codecs in which every error is damage. FFmpeg decodes a WavPack block that fails its CRC to loud noise."""
 PREROLL_S = 0.5
 """Decoded and discarded before an offset: Opus and AAC need up to 80 ms to settle."""
 
@@ -67,13 +69,16 @@ def open_stream(source: str | Path | bytes, name: str) -> Iterator[tuple[Any, An
         raw_format = "g722" if extension == ".g722" else None  # has no header to recognise it by
         try:
             # FFmpeg conceals damage unless told to report it: it decoded a broken FLAC file to loud noise.
-            options = {"format_whitelist": CONTAINERS, "err_detect": "crccheck+explode"}
+            strict = {"err_detect": "crccheck+explode"}
+            options = {"format_whitelist": CONTAINERS, **strict}
             with av.open(file, format=raw_format, options=options, metadata_errors="replace") as container:
                 stream = next(iter(container.streams.audio), None)
                 if stream is None:
                     raise CannotDecodeError("no audio stream")
                 if stream.codec_context is None:
                     raise CannotDecodeError("unknown encoding")
+                if stream.codec_context.name in LOSSLESS:
+                    stream.codec_context.options = strict
                 yield container, stream
         except (av.error.FFmpegError, OSError) as error:  # OSError: a seek to where a broken header points
             raise CannotDecodeError(error.strerror) from None
@@ -104,14 +109,14 @@ def _decoded(container: Any, stream: Any, offset_s: float) -> Iterator[tuple[int
             position += len(block_NC)
     stated_s = 0.0 if seeks else _stated_s(container)
     if position / rate < 0.9 * stated_s - 0.1:  # encoders and decoders disagree by some tens of milliseconds
-        raise CannotDecodeError(f"is cut: it has {position / rate:.1f} of {stated_s:.1f} s")
+        raise CannotDecodeError(f"is cut or damaged: it has {position / rate:.1f} of {stated_s:.1f} s")
 
 
 def _stated_s(container: Any) -> float:
-    """Return the length that a Matroska header states; 0 where it is not known to be that of the audio.
+    """Return the length that the header states; 0 where it is not known to be that of the audio.
 
-    A cut file of the others is noticed, or FFmpeg guesses their length from what is there.
+    A cut file of the other containers is noticed, or FFmpeg guesses their length from what is there.
     """
     is_alone = len(container.streams) == 1  # a video may be longer than its sound
-    is_known = container.format.name.startswith("matroska") and is_alone and container.duration is not None
-    return float(container.duration / 1e6) if is_known else 0.0
+    states = container.format.name.split(",")[0] in ("matroska", "asf")
+    return float(container.duration / 1e6) if states and is_alone and container.duration is not None else 0.0

@@ -45,6 +45,8 @@ log = logging.getLogger(__name__)
 RESULTS = ("results.json", "layer_weights.svg", "confusion.svg")
 HEADS = ("linear", "attentive")
 ENCODER, LOG_MEL, RANDOM = SYSTEMS = ("encoder", "log_mel", "random_encoder")
+LARGEST = 1e15
+"""Features above this have a variance that float32 cannot hold."""
 BATCH_S = 16.0
 """Seconds of audio per batch: fits a CPU's caches, and suffices for the short utterances of probes on a GPU."""
 
@@ -201,6 +203,12 @@ def _linear_systems(
     predicted, weights = {}, []
     labels_N = task.labels_N.to(extractor.device)
     for system in SYSTEMS:
+        largest = max(float(one[system].abs().max()) for one in (train, test))
+        if not largest <= LARGEST:  # or nan
+            raise ValueError(
+                f"{system}: its features are up to {largest:.0e}, and no probe can be fitted to them. Are its weights "
+                "damaged?"
+            )
         fitted = fit_linear(train[system], labels_N, len(task.classes), task.groups, task.options.seed)
         predicted[system] = fitted.predict(test[system])
         if system == ENCODER:

@@ -242,7 +242,7 @@ class Monitor:
         failure = verdict.failure
         stack = failure.innermost_frames[:3] if failure is not None else self.node.innermost_frames(verdict)
         incident = make_incident(verdict, stack, self.run_dir, name, self.settings.resume_command)
-        if failure is not None and failure.traceback and not failure.is_plain and not failure.is_lost_peer:
+        if failure is not None and not failure.speaks_for_itself:
             say(failure.short_traceback)
         say(incident.text)
         folder = self.run_dir / INCIDENTS / name

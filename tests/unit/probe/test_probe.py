@@ -64,6 +64,17 @@ def test_utterances_in_both_sets_are_a_warning(
     assert expected in caplog.text
 
 
+def test_features_too_large_to_fit_are_named(manifests: dict[str, Any]) -> None:
+    model = tiny_model()
+    for name, value in model.state_dict().items():
+        if name.endswith("norm_out.weight"):
+            value.mul_(1e30)
+    with pytest.raises(
+        ValueError, match=r"encoder: its features are up to (nan|inf|\de\+\d\d), and no probe can be fitted to them"
+    ):
+        probe(model, **manifests, options=OPTIONS, device="cpu")
+
+
 def test_a_linear_probe_tells_two_pitches_apart(manifests: dict[str, Any], tmp_path: Path) -> None:
     result = probe(tiny_model(), **manifests, options=OPTIONS, device="cpu")
     assert result.scores["log_mel"].accuracy > 0.9

@@ -163,11 +163,8 @@ def _was_called_before(call: Collective, flight: Flight) -> bool:
 def _failed(row: RankRow, failure: Failure, rows: Sequence[RankRow]) -> Verdict:
     waiting = _others(rows, [row])
     dead_worker = next((w for w in row.workers if w.number >= 0 and f"pid {w.pid}" in _pids(failure.message)), None)
-    if "DataLoader worker" in failure.message and (
-        "killed by signal" in failure.message or "exited unexp" in failure.message
-    ):
+    if failure.is_lost_worker:
         worker = dead_worker or next((w for w in row.workers if w.process in ("", "Z")), None)
-        # torch raises it wherever the rank happens to be: the stage that failed is data.
         row = replace(row, stage=Stage.DATA, part=0)
         by_oom_killer = row.oom_killer and "killed by signal: Killed" in failure.message
         kind = "host-memory" if by_oom_killer else "worker-died"

@@ -67,6 +67,18 @@ class Failure:
         )
 
     @property
+    def is_lost_worker(self) -> bool:
+        """Whether a DataLoader worker was killed; torch raises that wherever the rank happens to be."""
+        return "DataLoader worker" in self.message and (
+            "killed by signal" in self.message or "exited unexp" in self.message
+        )
+
+    @property
+    def speaks_for_itself(self) -> bool:
+        """Whether its traceback would tell a person nothing."""
+        return not self.traceback or self.is_plain or self.is_lost_peer or self.is_lost_worker
+
+    @property
     def is_out_of_memory(self) -> bool:
         return self.type in ("OutOfMemoryError", "MemoryError") or "out of memory" in self.message.lower()
 
