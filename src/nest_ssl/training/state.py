@@ -489,6 +489,8 @@ def _check_optimizer_state(saved: Mapping[str, Any], optimizer: Optimizer, where
                 )
             if kind == "step" and (torch.as_tensor(value) > most_steps).any():
                 raise CheckpointError(f"{where}: its optimizer has made more steps than the run. {use}")
+        if needed and not moments["step"] and moments["exp_avg"].any():
+            raise CheckpointError(f"{where}: its optimizer has moments of parameter {number} but no step. {use}")
 
 
 def _is_moment(kind: str, value: object, parameter: Tensor | None) -> bool:

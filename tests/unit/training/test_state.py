@@ -236,6 +236,7 @@ def test_tensors_of_another_kind_or_shape_are_refused_before_anything_is_loaded(
         (lambda saved: saved["state"][0]["step"].fill_(-5), "step of parameter 0 is not"),
         (lambda saved: saved["state"][0].update(step="six"), "step of parameter 0 is not .*'six'"),
         (lambda saved: saved["state"][0]["step"].fill_(2), "its optimizer has made more steps than the run"),
+        (lambda saved: saved["state"][0]["step"].fill_(0), "its optimizer has moments of parameter 0 but no step"),
         (lambda saved: saved["state"][0].update(exp_avg=torch.zeros(2, 3).bfloat16()), r"bfloat16 \[2, 3\]"),
         (
             lambda saved: saved["state"][0].update(exp_avg=torch.zeros(2, 3).to_sparse()),
