@@ -53,7 +53,8 @@ LIMITS: dict[str, Limit] = {
         "their place (26,000). Several GPUs added 2,700: shapes decided by the plan 500, the GPU's own marks and their "
         "judgement 600, sharded checkpoints 500, `fit` on the real step 350, GPUs of ranks 300, the captured step 450. "
         "Closing the review added 2,500: checkpoints in the background and their checksums 600, monitors of many nodes "
-        "600, ranges of all keys 600, bad data and indexes 400, SLURM 200. Answers to 11,500 trials of bad input: 2,300",
+        "600, ranges of all keys 600, bad data and indexes 400, SLURM 200. Answers to 11,500 trials of bad input: "
+        "2,300",
     ),
     "folder": Limit(17, "modules side by side in one folder", "training/sharding.py: FSDP2 was half of parallel.py"),
     "one_importer": Limit(5, f"modules under {SMALL} lines with a single importer"),
