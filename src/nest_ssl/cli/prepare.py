@@ -16,6 +16,7 @@ from nest_ssl.data.manifest.read import Manifest
 from nest_ssl.prepare.ledger import Progress, bad_path
 from nest_ssl.prepare.manifest import Job, Split, count_entries, merge_jobs, part_path, prepare_manifest, split_manifest
 from nest_ssl.prepare.shards import join_shard_manifests, write_shards
+from nest_ssl.watchdog.system import while_stdout_lasts
 
 DEFAULT_LIMITS_S = (1.0, 60.0)
 """`min_duration` and `max_duration` of the default configuration."""
@@ -113,9 +114,10 @@ def _measure(
                 report=lambda now: show(now.num_done, text=_describe(now)),
             )
     name = output if job is None else f"job {job.number}/{job.count} of {output}"
-    say(f"{name}: {progress.num_good:,} utterances, {progress.duration_s / 3600:,.2f} h")
-    if progress.num_bad:
-        say(f"{bad_path(output) if job is None else name}: {progress.num_bad:,} bad files, with reasons")
+    with while_stdout_lasts():
+        say(f"{name}: {progress.num_good:,} utterances, {progress.duration_s / 3600:,.2f} h")
+        if progress.num_bad:
+            say(f"{bad_path(output) if job is None else name}: {progress.num_bad:,} bad files, with reasons")
     if job is None:
         limits = Manifest([str(output)], min_duration_s=DEFAULT_LIMITS_S[0], max_duration_s=DEFAULT_LIMITS_S[1])
         if outside := limits.outside_limits():

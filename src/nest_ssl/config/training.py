@@ -430,8 +430,8 @@ class ExperimentConfig:
         for key in ("exp_dir", "explicit_log_dir", "resume_from_checkpoint"):
             local_paths(f"exp_manager.{key}", getattr(self, key))
             plain_path(f"exp_manager.{key}", getattr(self, key))
-        if self.max_time_per_run is not None:
-            duration_s("exp_manager.max_time_per_run", self.max_time_per_run)
+        if self.max_time_per_run is not None and not duration_s("exp_manager.max_time_per_run", self.max_time_per_run):
+            raise ValueError("exp_manager.max_time_per_run: 0 seconds leave no time to train.")
         if self.ema.enable and self.checkpoint_callback_params.save_weights_only:
             raise ValueError(
                 "exp_manager.ema: with checkpoint_callback_params.save_weights_only, checkpoints would hold the "

@@ -30,6 +30,9 @@ from nest_ssl.watchdog.system import end_before_training, on_stop_signals, open_
 
 log = logging.getLogger(__name__)
 
+LEAST_OPEN_FILES = 64
+"""Two ranks with two workers each start with this many, not with 24."""
+
 Main = Callable[[NestConfig], Any]
 
 
@@ -142,6 +145,20 @@ def run(cfg: NestConfig, main: Main, command: Command) -> Outcome:
     return outcome
 
 
+def _check_open_files() -> None:
+    """Refuse a limit with which ranks or workers would fail to start, each with a message of its own."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= most < LEAST_OPEN_FILES:  # -1: no limit
+        raise ValueError(
+            f"only {most} files may be open at a time, and training needs {LEAST_OPEN_FILES} or more. Raise the limit "
+            "with 'ulimit -n 4096'."
+        )
+
+
 def _run(cfg: NestConfig, main: Main, command: Command) -> Outcome:
     trainer = cfg.trainer
     per_node = ranks_per_node(trainer.devices, trainer.accelerator, _count_gpus)
@@ -155,6 +172,7 @@ def _run(cfg: NestConfig, main: Main, command: Command) -> Outcome:
         if takes_all and ranks.sees_only_its_own(facts, os.environ, per_node):
             per_node = facts.local_world_size
         facts.check_against(per_node, trainer.num_nodes)
+    _check_open_files()
     _check_gpus(cfg, facts, per_node)
     if (per_node * trainer.num_nodes if facts is None else facts.world_size) > 1:
         ranks.check_debug_level(os.environ)

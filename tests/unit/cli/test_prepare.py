@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +35,16 @@ def run(*arguments: object, fails: bool = False) -> str:
     assert result.exit_code == (1 if fails else 0), result.output
     assert result.exception is None or isinstance(result.exception, ValueError), result.exception
     return f"{result.output}{result.exception or ''}"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_terminal_does_not_turn_a_finished_manifest_into_a_failure(corpus: Path, tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "nest_ssl", "prepare", str(corpus), "--output", str(tmp_path / "m.jsonl")]
+        done = subprocess.run([*command, "--workers", "0"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "stdout: No space left on device" in done.stderr
+    assert len((tmp_path / "m.jsonl").read_text().splitlines()) == 30
 
 
 def test_a_folder_becomes_a_manifest_a_split_and_shards(corpus: Path, tmp_path: Path) -> None:

@@ -117,6 +117,7 @@ REFUSED = {
     "exp_manager.resume_from_checkpoint=": "exp_manager.resume_from_checkpoint: is empty",
     "exp_manager.checkpoint_callback_params.dirpath=": "exp_manager.checkpoint_callback_params.dirpath: is empty",
     "exp_manager.checkpoint_callback_params.filename=a/b": "filename: 'a/b' is not the name of a file. Give the folder",
+    "exp_manager.max_time_per_run='00:00:00:00'": "exp_manager.max_time_per_run: 0 seconds leave no time to train",
     "exp_manager.checkpoint_callback_params.filename='{val_loss'": "filename: '{val_loss': a brace is missing",
     "exp_manager.summary_writer_kwargs={bogus:1}": "summary_writer_kwargs.bogus: no such key",
     "exp_manager.summary_writer_kwargs={max_queue:0}": "summary_writer_kwargs.max_queue: 0 is less than 1",

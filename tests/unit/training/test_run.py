@@ -117,6 +117,19 @@ def test_a_node_that_does_not_exist_is_refused_by_its_variable(monkeypatch: pyte
     assert not list(tmp_path.iterdir())
 
 
+def test_too_few_open_files_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")
+    cfg = compose(overrides=["trainer.accelerator=cpu", "trainer.devices=2", f"exp_manager.exp_dir={tmp_path}"])
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (24, limits[1]))
+    try:
+        with pytest.raises(ValueError, match="only 24 files may be open at a time.*'ulimit -n 4096'"):
+            running.run(cfg, running.pretrain, running.Command(["nest-ssl"], []))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_run_of_torchrun_is_resumed_by_torchrun(tmp_path: Path) -> None:
     cfg, facts = compose(overrides=[]), RankFacts(0, 0, 8, 4, 0, "torchrun", "localhost", 1)
     command = running.resume_command(
