@@ -1,12 +1,10 @@
-"""Signals to the program, its ranks, loader workers and monitor; then the same command must give an undisturbed result.
+"""Signals and kills at odd moments, with one rank and with two; then the same command must give an undisturbed result.
 
-Exit codes are those of docs/several-gpus.md ("Stopping and resuming") and docs/faults.md; that an interrupted command
-continues is promised by docs/run-folder.md (pretrain), prepare.md and extract.md.
+Exit codes are those of docs/several-gpus.md and docs/faults.md: 75 where the same command resumes.
 """
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import shutil
@@ -14,303 +12,342 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
 from benchmarks.hostile.harness import (
     HUP,
     INT,
     KILL,
+    QUIT,
     RUN,
     TERM,
     USR1,
     Fixture,
     Kill,
     Right,
-    Setup,
     Trial,
-    both,
     descendants,
     ended_well,
     in_process,
     is_seen,
     killed,
+    losses,
     output_of,
     resume,
     start,
-    write_lines,
 )
-from safetensors import safe_open
 
 Act = Callable[[Path, list[str]], "str | None"]
-Read = Callable[[Path], dict[str, Any]]
-"""Reads the results of a command from the trial's folder, by name."""
-
-STOP, CONT, SEGV = signal.SIGSTOP, signal.SIGCONT, signal.SIGSEGV
-TRAINING = ("train_loss", "accuracy", "mask_rate", "learning_rate", "train_loss_epoch")
-LONG = "model.validation_ds.manifest_filepath=long.jsonl"
+STOP, CONT = signal.SIGSTOP, signal.SIGCONT
+DEAD = (-9, 137)
+MANY = 600
 SAVES = "exp_manager.checkpoint_callback_params.every_n_train_steps=1"
 WORKERS = "model.train_ds.num_workers=2"
+RESTARTS = "launch.max_restarts=2"
+TWO = "trainer.devices=2"
 
 
-# ------------------------------------------------------------------------------------------------------------- training
+def training(name: str, kill: Kill) -> Trial:
+    more = [TWO] if kill.ranks == 2 else []
+    return Trial("kills", name, resume(*more, *kill.overrides), Right(ended_well), act=killed(kill), limit_s=240)
 
 
-def metrics(run: Path, columns: tuple[str, ...]) -> list[list[str]]:
-    """The rows of metrics.csv that have one of these columns; a row that is there twice shows."""
-    with (run / "metrics.csv").open(newline="") as file:
-        found = [[row["step"], *(row.get(column) or "" for column in columns)] for row in csv.DictReader(file)]
-    return [row for row in found if any(row[1:])]
+def compared(folder: Path, reference: str) -> str | None:
+    expected, found = losses(Fixture.path / reference), losses(folder / RUN)
+    different = sorted(step for step in expected | found if expected.get(step) != found.get(step))
+    return f"losses differ from the undisturbed run at steps {different}" if different else None
 
 
-def whole(act: Act, ranks: int, columns: tuple[str, ...]) -> Act:
-    """After `act`, everything that the run leaves is what the undisturbed one left."""
-
-    def check(folder: Path, command: list[str]) -> str | None:
-        if wrong := act(folder, command):
-            return wrong
-        run, name = folder / RUN, "whole" if ranks == 1 else "two_ranks"
-        reference = Fixture.path / "runs" / name
-        if metrics(run, columns) != metrics(reference, columns):
-            return "metrics.csv differs from that of the undisturbed run"
-        weights, expected = (
-            torch.load(path / "checkpoints/last.ckpt", weights_only=True)["state_dict"] for path in (run, reference)
-        )
-        if weights.keys() != expected.keys() or not all(torch.equal(weights[key], expected[key]) for key in expected):
-            return "weights differ from those of the undisturbed run"
-        missing = [name for name in ("checkpoints/run.nemo", "report.html") if not (run / name).is_file()]
-        return f"not written at the end: {missing}" if missing else None
-
-    return check
+def waits(process: subprocess.Popen[bytes], what: str, folder: Path, begin: float) -> None:
+    while not is_seen(what, folder / RUN, begin) and process.poll() is None:
+        time.sleep(0.002)
 
 
-def long_validation(folder: Path) -> None:
-    """A validation of many batches, to be killed in; it does not change what is trained."""
-    write_lines(folder / "long.jsonl", [json.loads(line) for line in (folder / "valid.jsonl").open()] * 20)
+def ends(process: subprocess.Popen[bytes], seconds: float = 90) -> int | None:
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        for pid in [*descendants(process.pid), process.pid]:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        process.wait()
+        return None
 
 
-def again_and_again(folder: Path, command: list[str]) -> str | None:
-    """Stop it at steps 1, 3, 5 and 7, in turn by SIGKILL and SIGTERM; then let it end."""
-    for step, number in ((1, TERM), (3, KILL), (5, TERM), (7, KILL)):
-        process = start(command, folder, {})
-        begin = time.monotonic()
-        while not is_seen(f"step {step}", folder / RUN, begin) and process.poll() is None:
-            time.sleep(0.002)
-        if process.poll() is None:
-            process.send_signal(number)
-        if process.wait(60) not in {75, -KILL}:
-            return f"exit code {process.returncode} at step {step}: {output_of(folder)[-300:]}"
-    again = in_process(command, folder, {}, 60)
-    return None if again.code == 0 else f"cannot be resumed, exit code {again.code}: {again.message[-300:]}"
-
-
-KILLS: tuple[tuple[str, Kill], ...] = (
-    ("SIGTERM in a step", Kill((TERM,), "step 2")),
-    ("Ctrl-C in a step, with loader workers", Kill((INT,), "step 2", "group", overrides=(WORKERS,))),
-    ("Ctrl-C twice, two ranks", Kill((INT, INT), "step 2", "group", ranks=2)),
-    ("SIGUSR1 to the launcher of two ranks", Kill((USR1,), "step 2", ranks=2)),
-    ("SIGTERM while Python starts", Kill((TERM,), "second 0.5", codes=(75, -TERM))),
-    ("Ctrl-C while torch is imported", Kill((INT,), "second 1.2", "group", codes=(75, 130, -INT))),
-    ("SIGTERM before the first step, two ranks", Kill((TERM,), "start", ranks=2)),
-    ("SIGKILL while it saves", Kill((KILL,), "file checkpoints/*tmp*", codes=(-KILL,), overrides=(SAVES,))),
-    ("SIGTERM in a validation", Kill((TERM,), "file checkpoints/last.ckpt", overrides=(LONG,))),
-    (
-        "SIGKILL to a rank in a validation",
-        Kill((KILL,), "file checkpoints/last.ckpt", "rank 1", ranks=2, overrides=(LONG,)),
-    ),
-    ("SIGKILL at the end", Kill((KILL,), "file checkpoints/run.nemo", codes=(-KILL,), continued=True)),
-    ("SIGTERM at the end", Kill((TERM,), "file checkpoints/run.nemo", codes=(0,))),
-    ("a rank is stopped", Kill((STOP,), "step 2", "rank 1", ranks=2, overrides=("watchdog.floor_s=3",))),
-    (
-        "a rank crashes, and is restarted",
-        Kill((SEGV,), "step 2", "rank 1", ranks=2, codes=(0,), overrides=("launch.max_restarts=1",)),
-    ),
-    ("SIGKILL to a loader worker", Kill((KILL,), "step 1", "worker", overrides=("model.train_ds.num_workers=1",))),
-    ("SIGKILL to the monitor", Kill((KILL,), "step 1", "monitor", ranks=2, codes=(0,))),
-    ("SIGKILL to the launcher of two ranks", Kill((KILL,), "step 2", ranks=2, codes=(-KILL,))),
-    ("the terminal is closed, two ranks", Kill((HUP,), "step 2", "group", ranks=2, codes=(75, -HUP, 128 + HUP))),
-    ("suspended and continued, two ranks", Kill((STOP, CONT), "step 2", "group", ranks=2, codes=(0,))),
-)
-
-
-def of_training() -> list[Trial]:
-    found = []
-    for name, kill in KILLS:
-        is_long = LONG in kill.overrides
-        columns = TRAINING if is_long else (*TRAINING, "val_loss", "val_accuracy")
-        command = resume(*kill.overrides, f"trainer.devices={kill.ranks}")
-        act = whole(killed(kill), kill.ranks, columns)
-        setup = long_validation if is_long else None
-        found.append(Trial("kills", name, command, Right(ended_well), setup, act=act))
-    act = whole(again_and_again, 1, (*TRAINING, "val_loss", "val_accuracy"))
-    return [*found, Trial("kills", "stopped again and again", resume(), Right(ended_well), act=act)]
-
-
-# ------------------------------------------------------------------------------------------------------- other commands
-
-
-@dataclass(frozen=True)
-class Stop:
-    """A signal for a command other than pretrain, once something is seen; and how its results are read."""
-
-    number: signal.Signals
-    seen: str  # as in `Kill`; patterns start at the trial's folder
-    read: Read
-    to: str = "main"  # main, group, child: the youngest process below it
-    whole_files: bool = False  # a file that is there after the signal must be complete
-
-
-def same(one: object, other: object) -> bool:
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        return one.shape == other.shape and np.allclose(one, other, atol=1e-4)
-    return one == other
-
-
-def different(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
-    names = sorted(found.keys() | expected.keys())
-    return [
-        name for name in names if name not in found or name not in expected or not same(found[name], expected[name])
-    ]
-
-
-def stopped(stop: Stop) -> Act:
-    """Start, send the signal, start again; compare with the same command in a folder without its results."""
+def again_and_again(number: signal.Signals, moments: tuple[str, ...], reference: str = "runs/whole") -> Act:
+    """Ended at each of these moments, one start after another; the last start is left alone."""
 
     def act(folder: Path, command: list[str]) -> str | None:
-        before = {path.name for path in folder.iterdir()}
-        process = start(command, folder, {})
-        begin = time.monotonic()
-        while not is_seen(stop.seen, folder, begin) and process.poll() is None:
-            time.sleep(0.001)
-        below = descendants(process.pid)
-        while stop.to == "child" and not below and process.poll() is None:
-            below = descendants(process.pid)
-        reached = process.poll() is None
-        if reached and stop.to == "group":
-            os.killpg(process.pid, stop.number)
-        elif reached:
-            os.kill(below[-1] if stop.to == "child" else process.pid, stop.number)
-        try:
-            code = process.wait(30)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, KILL)
-            process.wait()
-            return "does not end within 30 s of the signal"
-        text = output_of(folder)
-        if "Traceback (most recent call last)" in text:
-            return f"a traceback after the signal (code {code}): {text[-300:]}"
-        if not reached:
-            return f"ended before the signal, exit code {code}: {text[-300:]}"
-        if stop.to == "child" and code and "nest-ssl: " not in text:
-            return f"exit code {code} without a word: {text[-300:]}"
-        half = stop.read(folder) if stop.whole_files else {}
-        again = in_process(command, folder, {}, 60)
-        if again.left_running:
-            return f"left running: {again.left_running[:2]}"
-        if again.code != 0:
-            return f"the same command ends with {again.code}: {again.text[-300:]}"
-        found = stop.read(folder)
-        left = [path.name for path in folder.rglob("*") if "tmp" in path.name or "partial" in path.name]
-        for path in folder.iterdir():
-            if path.name not in before:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-        undisturbed = in_process(command, folder, {}, 60)
-        if undisturbed.code != 0:
-            return f"undisturbed, it ends with {undisturbed.code}: {undisturbed.text[-300:]}"
-        expected = stop.read(folder)
-        if cut := [name for name in half if name in expected and not same(half[name], expected[name])]:
-            return f"half-written after the signal: {cut[:3]}"
-        if wrong := different(found, expected):
-            return f"differs from an undisturbed result: {wrong[:3]}"
-        return f"half-written files are left: {left[:3]}" if left else None
+        for moment in moments:
+            begin = time.monotonic()
+            process = start(command, folder, {})
+            waits(process, moment, folder, begin)
+            if process.poll() is None:
+                process.send_signal(number)
+            code = ends(process)
+            if code not in {0, 75, -number, 128 + number}:
+                return f"exit code {code} at {moment!r}: {output_of(folder)[-300:]}"
+        last = in_process(command, folder, {}, 120)
+        if last.code != 0:
+            return f"cannot be resumed, exit code {last.code}: {last.message[-300:]}"
+        return compared(folder, reference)
 
     return act
 
 
-def corpus(files: int) -> Setup:
-    """A folder of many recordings, and labelled manifests of some of them."""
+def paused(seconds: float, reference: str, everything: bool) -> Act:
+    """Stopped with SIGSTOP, as a suspended laptop or job, and continued: it ends as if nothing had been."""
 
-    def setup(folder: Path) -> None:
-        (folder / "corpus").mkdir()
-        for i in range(files):
-            shutil.copy(folder / f"audio/{i % 8}.wav", folder / f"corpus/{i:03}.wav")
-        lines = [
-            {"audio_filepath": f"corpus/{i:03}.wav", "label": "low" if i % 8 < 4 else "high"} for i in range(files)
-        ]
-        write_lines(folder / "learn.jsonl", lines[: files // 2])
-        write_lines(folder / "test.jsonl", lines[files // 2 :])
+    def act(folder: Path, command: list[str]) -> str | None:
+        begin = time.monotonic()
+        process = start(command, folder, {})
+        waits(process, "step 3", folder, begin)
+        stopped = [process.pid, *descendants(process.pid)] if everything else [process.pid]
+        for number in (STOP, CONT):
+            for pid in stopped:
+                try:
+                    os.kill(pid, number)
+                except ProcessLookupError:
+                    continue
+            if number == STOP:
+                time.sleep(seconds)
+        code = ends(process)
+        if code not in {0, 75}:
+            return f"exit code {code}: {output_of(folder)[-300:]}"
+        if code == 75:
+            code = in_process(command, folder, {}, 120).code
+            if code != 0:
+                return f"cannot be resumed, exit code {code}: {output_of(folder)[-300:]}"
+        return compared(folder, reference)
 
-    return setup
-
-
-def model(folder: Path) -> None:
-    shutil.copy(Fixture.path / "model.nemo", folder)
-
-
-def prepared(folder: Path) -> dict[str, Any]:
-    """Manifests and shards, byte for byte."""
-    files = [path for pattern in ("m*.jsonl", "*.tar", "**/*manifest*.json") for path in folder.glob(pattern)]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
-
-
-def extracted(folder: Path) -> dict[str, Any]:
-    """The features of all utterances, and the keys of their lines."""
-    from nest_ssl.extract.files import read_features
-
-    found: dict[str, Any] = {}
-    for text in (folder / "out/manifest.jsonl").open():
-        line = json.loads(text)
-        if line["audio_filepath"] in found:
-            raise ValueError(f"{line['audio_filepath']} is there twice")
-        found[line["audio_filepath"]] = np.asarray(read_features(folder / "out", line))
-    return found
+    return act
 
 
-def arrays(folder: Path) -> dict[str, Any]:
-    """What np.load reads from each file of features."""
-    return {path.name: np.load(path) for path in (folder / "out").rglob("*.npy")}
+def frozen_rank(folder: Path, command: list[str]) -> str | None:
+    """Rank 1 is stopped for ever: the monitor must name it, end the job with 75, and the run resumes."""
+    begin = time.monotonic()
+    process = start([*command, "watchdog.floor_s=3"], folder, {})
+    waits(process, "step 2", folder, begin)
+    for pid in descendants(process.pid):
+        try:
+            if b"LOCAL_RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes():
+                os.kill(pid, STOP)
+                break
+        except OSError:
+            continue
+    code = ends(process, 100)
+    if code != 75:
+        return f"exit code {code}, expected 75: {output_of(folder)[-300:]}"
+    text = output_of(folder)
+    if "rank 1" not in text or "stopped" not in text:
+        return f"rank 1 is not named: {text[-400:]}"
+    if (code := in_process(command, folder, {}, 120).code) != 0:
+        return f"cannot be resumed, exit code {code}: {output_of(folder)[-300:]}"
+    return compared(folder, "runs/two_ranks")
 
 
-def probed(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "out/results.json").read_text())
-    return found
+def other_ranks(first: int, second: int) -> Act:
+    """Killed with one number of ranks, resumed with another: sound, every step once."""
+
+    def act(folder: Path, command: list[str]) -> str | None:
+        begin = time.monotonic()
+        process = start([*command, SAVES, f"trainer.devices={first}"], folder, {})
+        waits(process, "step 4", folder, begin)
+        if process.poll() is None:
+            process.send_signal(TERM)
+        if (code := ends(process)) not in {0, 75}:
+            return f"exit code {code}: {output_of(folder)[-300:]}"
+        outcome = in_process([*command, f"trainer.devices={second}"], folder, {}, 120)
+        if outcome.code != 0:
+            return f"cannot be resumed, exit code {outcome.code}: {outcome.message[-300:]}"
+        found = losses(folder / RUN)
+        if sorted(found) != list(range(10)):
+            return f"metrics.csv has the steps {sorted(found)}"
+        return None if all(float(loss) > 0 for loss in found.values()) else f"losses: {found}"
+
+    return act
 
 
-def exported(folder: Path) -> dict[str, Any]:
-    """Tensors and metadata, in whichever order they are written."""
-    if not (folder / "out.safetensors").exists():
-        return {}
-    with safe_open(folder / "out.safetensors", "np") as file:
-        names = file.keys()
-        return {"metadata": file.metadata(), **{name: file.get_tensor(name) for name in names}}
+def at_once(folder: Path, command: list[str]) -> str | None:
+    """The same command twice at the same time: one is refused in words, the other is undisturbed."""
+    begin = time.monotonic()
+    first = start(command, folder, {})
+    waits(first, "file .lock", folder, begin)
+    (folder.parent / "stdout").rename(folder.parent / "tmp/first_out")
+    (folder.parent / "stderr").rename(folder.parent / "tmp/first_err")
+    second = in_process(command, folder, {}, 90)
+    code = ends(first)
+    if code != 0:
+        return f"the first ended with {code}"
+    if second.code == 0 and "resumed" in second.text:
+        return compared(folder, "runs/whole")
+    if second.code != 1 or "another run" not in second.text:
+        return f"the second ended with {second.code}: {second.text[-300:]}"
+    return compared(folder, "runs/whole")
 
 
-PREPARE = ("prepare", "corpus", "--output", "m.jsonl", "--split", "hash", "--workers", "2")
-EXTRACT = ("extract", "model.nemo", "corpus", "out", "--device", "cpu", "--batch-seconds", "4")
-PROBE = ("probe", "model.nemo", "--train", "learn.jsonl", "--test", "test.jsonl", "--label", "label", "--output", "out")
-EXPORT = ("export", "model.nemo", "out.safetensors", "--format", "safetensors")
-OTHERS: tuple[tuple[str, tuple[str, ...], int, Stop], ...] = (
-    ("prepare: SIGKILL while it measures", PREPARE, 600, Stop(KILL, "file m*.state", prepared)),
-    ("prepare: Ctrl-C in its shards", (*PREPARE, "--shards", "40"), 400, Stop(INT, "file audio_*", prepared, "group")),
-    ("prepare: SIGKILL to a worker", PREPARE, 600, Stop(KILL, "file m*.state", prepared, "child")),
-    ("extract: SIGKILL", EXTRACT, 160, Stop(KILL, "file out/**/*.npy", arrays, whole_files=True)),
-    (
-        "extract: Ctrl-C in shards",
-        (*EXTRACT, "--format", "shards", "--shard-mb", "0.1"),
-        160,
-        Stop(INT, "file out/**/shard-*", extracted, "group"),
-    ),
-    ("probe: SIGTERM", (*PROBE, "--device", "cpu"), 160, Stop(TERM, "second 4", probed)),
-    ("export: SIGKILL while it writes", EXPORT, 8, Stop(KILL, "file *out.saf*", exported, whole_files=True)),
-)
+def killed_with_damage(folder: Path, command: list[str]) -> str | None:
+    """Killed in training, and the disk lost the end of last.ckpt: it continues from the one before."""
+    begin = time.monotonic()
+    process = start([*command, SAVES], folder, {})
+    waits(process, "step 6", folder, begin)
+    if process.poll() is None:
+        process.send_signal(KILL)
+    ends(process)
+    last = folder / RUN / "checkpoints/last.ckpt"
+    data = last.read_bytes()
+    last.unlink()
+    last.write_bytes(data[: len(data) * 2 // 3])
+    outcome = in_process(command, folder, {}, 120)
+    if outcome.code != 0:
+        return f"cannot be resumed, exit code {outcome.code}: {outcome.message[-300:]}"
+    return compared(folder, "runs/whole")
+
+
+def other_command(
+    arguments: list[str], number: signal.Signals, moment: Callable[[Path], bool], same: Callable[[Path], str | None]
+) -> Act:
+    """A command other than pretrain is ended at that moment, and given again; compared with one undisturbed."""
+
+    def act(folder: Path, command: list[str]) -> str | None:
+        shutil.copy(Fixture.path / "model.nemo", folder / "model.nemo")
+        many(folder)
+        process = start([*arguments, *OUT[arguments[0]]("out")], folder, {})
+        while not moment(folder) and process.poll() is None:
+            time.sleep(0.005)
+        if process.poll() is None:
+            process.send_signal(number)
+        code = ends(process)
+        text = output_of(folder)
+        if "Traceback (most recent call last)" in text:
+            return f"a traceback (code {code}): {text[-300:]}"
+        if code not in {0, 1, 75, -number, 128 + number}:
+            return f"exit code {code}: {text[-300:]}"
+        for name in ("out", "undisturbed"):
+            done = in_process([*arguments, *OUT[arguments[0]](name)], folder, {}, 120)
+            if done.code != 0:
+                return f"{name}: exit code {done.code}: {done.message[-300:]}"
+        return same(folder)
+
+    return act
+
+
+def features(count: int) -> Callable[[Path], bool]:
+    return lambda folder: sum(1 for _ in (folder / "out").rglob("*.npy")) >= count
+
+
+def begun(folder: Path) -> bool:
+    """Something of the output's name is there."""
+    return any(path.name.removeprefix(".").startswith("out") for path in folder.iterdir())
+
+
+def after(seconds: float) -> Callable[[Path], bool]:
+    begins: list[float] = []
+
+    def moment(folder: Path) -> bool:
+        begins.append(time.monotonic())
+        return begins[-1] - begins[0] > seconds
+
+    return moment
+
+
+OUT: dict[str, Callable[[str], list[str]]] = {
+    "extract": lambda name: [name],
+    "prepare": lambda name: ["--output", f"{name}.jsonl"],
+    "export": lambda name: [f"{name}.nemo", "--format", "nemo"],
+}
+
+
+def many(folder: Path) -> None:
+    (folder / "many").mkdir()
+    for i in range(MANY):
+        (folder / f"many/{i:04}.wav").hardlink_to(folder / f"audio/{i % 8}.wav")
+
+
+def same_folders(folder: Path) -> str | None:
+    one, other = (
+        {line["audio_filepath"]: line for line in lines_of(folder / name / "manifest.jsonl")}
+        for name in ("out", "undisturbed")
+    )
+    if len(one) != MANY or one.keys() != other.keys():
+        return f"{len(one)} utterances, undisturbed {len(other)}"
+    for key, line in one.items():
+        a, b = (
+            np.load(folder / name / entry["feature_filepath"].removeprefix(f"{name}/"))
+            for name, entry in (("out", line), ("undisturbed", other[key]))
+        )
+        if a.shape != b.shape or np.abs(a - b).max() > 1e-4:
+            return f"{key}: features differ"
+    left = [path.name for path in (folder / "out").rglob("*tmp*")]
+    return f"half-written files are left: {left[:3]}" if left else None
+
+
+def same_manifests(folder: Path) -> str | None:
+    if (folder / "out.jsonl").read_bytes() != (folder / "undisturbed.jsonl").read_bytes():
+        return "the manifest differs from the undisturbed one"
+    return None if len(lines_of(folder / "out.jsonl")) == MANY else "not all files"
+
+
+def same_exports(folder: Path) -> str | None:
+    same = (folder / "out.nemo").read_bytes() == (folder / "undisturbed.nemo").read_bytes()
+    return None if same else "the file differs from the undisturbed one"
+
+
+def lines_of(path: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def trials() -> list[Trial]:
-    others = [
-        Trial("kills", name, command, Right(ended_well), both(corpus(files), model), act=stopped(stop))
-        for name, command, files, stop in OTHERS
-    ]
-    return [*of_training(), *others]
+    def own(name: str, act: Act, *overrides: str) -> Trial:
+        return Trial("kills", name, resume(*overrides), Right(ended_well), act=act, limit_s=400)
+
+    def other(name: str, act: Act) -> Trial:
+        return Trial("kills", name, [], Right(ended_well), act=act, limit_s=400)
+
+    extract = ["extract", "model.nemo", "many", "--device", "cpu", "--batch-seconds", "4"]
+    return [
+        training("TERM while it imports", Kill((TERM,), "second 0.4", codes=(75, -15, 143))),
+        training("INT as the run folder appears", Kill((INT,), "start", codes=(75, -2, 130))),
+        training("TERM at step 0, long before anything is saved", Kill((TERM,), "step 0")),
+        training("USR1, as SLURM sends, in the first epoch", Kill((USR1,), "step 1")),
+        training("INT twice, half a second between", Kill((INT, INT), "step 3", continued=True)),
+        training("TERM, then KILL half a second later, as Kubernetes", Kill((TERM, KILL), "step 4", codes=(75, -9), continued=True)),
+        training("TERM to the whole group, as a shell does, with workers", Kill((TERM,), "step 2", to="group", overrides=(WORKERS,))),
+        training("INT to the whole group: Ctrl-C, with workers and two ranks", Kill((INT,), "step 3", to="group", ranks=2, overrides=(WORKERS,))),
+        training("KILL while last.ckpt is written at every step", Kill((KILL,), "step 5", codes=(-9,), overrides=(SAVES,))),
+        training("KILL as the first checkpoint appears", Kill((KILL,), "file checkpoints/*", codes=(-9,))),
+        training("KILL as the model file appears", Kill((KILL,), "file checkpoints/*.nemo", codes=(-9,), continued=True)),
+        training("TERM as the best checkpoint appears", Kill((TERM,), "file checkpoints/run--*.ckpt", continued=True)),
+        training("TERM while the report is written", Kill((TERM,), "file report.html", continued=True)),
+        training("HUP: the terminal is closed", Kill((HUP,), "step 3", codes=(75, -1, 129), continued=True)),
+        training("QUIT: Ctrl-backslash", Kill((QUIT,), "step 3", codes=(75, -3, 131))),
+        training("KILL of a data worker, one rank", Kill((KILL,), "step 2", to="worker", overrides=(WORKERS,), continued=True)),
+        training("KILL of a data worker, two ranks", Kill((KILL,), "step 2", to="worker", ranks=2, overrides=(WORKERS,), continued=True)),
+        training("KILL of rank 1 while it starts", Kill((KILL,), "second 3", to="rank 1", ranks=2)),
+        training("KILL of rank 1 in the last steps", Kill((KILL,), "step 8", to="rank 1", ranks=2, continued=True)),
+        training("TERM to rank 1 alone: all stop together", Kill((TERM,), "step 3", to="rank 1", ranks=2, continued=True)),
+        training("KILL of the launcher, two ranks die with it", Kill((KILL,), "step 4", ranks=2, codes=(-9,))),
+        training("KILL of the monitor: training continues", Kill((KILL,), "step 2", to="monitor", ranks=2, codes=(0, 75), continued=True)),
+        training("rank 1 is killed, restarts by itself", Kill((KILL,), "step 4", to="rank 1", ranks=2, codes=(0,), overrides=(RESTARTS,), continued=True)),
+        training("TERM although restarts are allowed: it stays ended", Kill((TERM,), "step 4", ranks=2, overrides=(RESTARTS,))),
+        training("TERM with preemption switched off", Kill((TERM,), "step 5", codes=(75, -15, 143), overrides=("exp_manager.create_preemption_callback=false",))),
+        own("killed five times, a step or two each", again_and_again(KILL, ("second 4", "step 1", "step 3", "step 5", "step 8")), SAVES),
+        own("TERM five times", again_and_again(TERM, ("step 0", "step 2", "step 4", "step 6", "step 8"))),
+        own("USR1 three times, two ranks", again_and_again(USR1, ("step 1", "step 4", "step 7"), "runs/two_ranks"), TWO),
+        own("all processes sleep for 6 s, two ranks", paused(6, "runs/two_ranks", everything=True), TWO),
+        own("the launcher sleeps for 6 s", paused(6, "runs/two_ranks", everything=False), TWO),
+        own("rank 1 sleeps for ever", frozen_rank, TWO),
+        own("two ranks, resumed on one", other_ranks(2, 1)),
+        own("one rank, resumed on two", other_ranks(1, 2)),
+        own("the same command twice at once", at_once),
+        own("killed, and the end of last.ckpt is lost", killed_with_damage),
+        other("extract: KILL after 20 utterances", other_command(extract, KILL, features(20), same_folders)),
+        other("extract: TERM after 300 utterances", other_command(extract, TERM, features(300), same_folders)),
+        other("prepare: INT as its first file appears", other_command(["prepare", "many", "--workers", "2"], INT, begun, same_manifests)),
+        other("prepare: KILL as its first file appears", other_command(["prepare", "many", "--workers", "0"], KILL, begun, same_manifests)),
+        other("export: KILL as its file appears", other_command(["export", "model.nemo"], KILL, begun, same_exports)),
+        other("extract: TERM while it imports", other_command(extract, TERM, after(1.0), same_folders)),
+    ]  # fmt: skip

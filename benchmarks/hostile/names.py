@@ -1,24 +1,27 @@
-"""Names and texts: of files, folders, runs, validation sets, speakers and labels, as they are shown and written.
+"""Names and texts: of audio, manifests, runs, validation sets, labels and keys, as they are read, shown and written.
 
-A name must reach files and pages as it is, but never a terminal as a control code, a page as
-markup, or a path as a way out. That control codes stay out of the output and the log is a rule of the harness.
+A name reaches files and pages as it is, but never a terminal as a control code, a page as markup, a shell as several
+words, or a path as a way out. That control codes stay out of the output and the log is a rule of the harness.
 """
 
 from __future__ import annotations
 
-import itertools
+import csv
 import json
-import math
 import os
+import shlex
 import shutil
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
 from benchmarks.hostile.harness import (
     RUN,
+    Check,
     Either,
     Expected,
     Fixture,
@@ -27,36 +30,53 @@ from benchmarks.hostile.harness import (
     Right,
     Setup,
     Trial,
+    both,
+    ended_well,
+    losses,
     only_run,
     pretrain,
-    rows,
-    same_features,
+    said,
     trained,
     write_lines,
 )
 
-ESCAPE = "\x1b[31m\x1b]0;owned\x07"
-TURNED = "speech\u202evaw."
-MARKUP = "<img src=x onerror=alert(1)>"
+GROUP = "names"
+ESCAPE = "\x1b]0;owned\x07\x1b[2J"
+MARKUP = "</script><svg onload=alert(1)>"
 ODD = [
-    *(" space .wav", "new\nline.wav", f"escape{ESCAPE}.wav", f"{TURNED}wav", "[bold]x[].wav", "100%s{0}$HOME`id`.wav"),
-    *("quote\"'&<b>.wav", "back\\slash.wav", "-rf.wav", "語音 🎤.wav"),
+    *("two  spaces.wav", " first.wav", "tab\there.wav", "line\nend.wav", f"clear{ESCAPE}.wav", "turned\u202evaw.wav"),
+    *(
+        "%d%s{}{0}.wav",
+        "$(touch pwned)`id`;.wav",
+        "'\"&<b>.wav",
+        "a\\b.wav",
+        "--help.wav",
+        "#1?x=y.wav",
+        "日本 é 🎧.wav",
+    ),
+    *("e\u0301.wav", "\u00e9.wav", "A.wav", "a.wav", "x.tar.wav", "~.wav", "\u2028.wav", "[1-9]*.wav", "{a,b}.wav"),
 ]
-TEXT = {"text": "a\u2028b\t\"'\\ 🎤 <b>", "number": 2**70, "nested": {"a": [1, None, True]}, "empty": ""}
+PROBE = [
+    *("probe", "model.nemo", "--train", "l.jsonl", "--test", "l.jsonl", "--label", "label"),
+    *("--output", "probe", "--device", "cpu"),
+]
+TEXT = {
+    "text": "\u2029\u0085 \"'\\ \x00 \x1b[1m 🎧 </script>",
+    "n": -(2**80),
+    "deep": [{"a": [None, False, 1e-300]}],
+    "": 1,
+}
 """Keys of other programs, which are kept."""
-EXTRACT = ("--device", "cpu")
-PROBE = ["probe", "model.nemo", "--train", "t.jsonl", "--test", "t.jsonl", "--label", "label", "--output", "probe"]
 
 # --------------------------------------------------------------------------------------------------------------- set-up
 
 
-def model(folder: Path, name: str = "model.nemo") -> None:
-    (folder / name).parent.mkdir(exist_ok=True)
-    shutil.copy(Fixture.path / "model.nemo", folder / name)
+def model(folder: Path) -> None:
+    shutil.copy(Fixture.path / "model.nemo", folder / "model.nemo")
 
 
 def copies(*names: str | bytes) -> Setup:
-    """The model, and a folder `in` with different audio under these names."""
+    """A folder `in` with audio under these names, which may contain folders."""
 
     def setup(folder: Path) -> None:
         model(folder)
@@ -68,286 +88,488 @@ def copies(*names: str | bytes) -> Setup:
     return setup
 
 
-def manifest(name: str, keys: Sequence[dict[str, object]] = ({},) * 8) -> Setup:
-    """The model, and a manifest of this name of a line for each of these, in turn for the eight files."""
+def in_manifest(folder: Path) -> None:
+    """All odd names, in the training manifest."""
+    copies(*ODD)(folder)
+    lines = read(folder / "train.jsonl")
+    write_lines(
+        folder / "train.jsonl",
+        [{"audio_filepath": f"in/{name}", "duration": lines[i % 8]["duration"]} for i, name in enumerate(ODD)],
+    )
 
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().split("\n") if line]
+
+
+def moved(name: str) -> Setup:
+    """The training manifest under another name."""
+
+    def setup(folder: Path) -> None:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "train.jsonl").rename(folder / name)
+
+    return setup
+
+
+def labels(*values: Any) -> Setup:
     def setup(folder: Path) -> None:
         model(folder)
-        lines = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
-        (folder / name).parent.mkdir(exist_ok=True)
-        for line in lines:
-            line["audio_filepath"] = str(folder / line["audio_filepath"])
-        write_lines(folder / name, [{**line, **more} for line, more in zip(itertools.cycle(lines), keys, strict=False)])
+        lines = read(folder / "train.jsonl")
+        write_lines(folder / "l.jsonl", [x | {"label": values[i % len(values)]} for i, x in enumerate(lines)])
 
     return setup
 
 
-def named_run(name: str) -> Setup:
-    """The fixture's run in a folder of another name, which is in its configuration, too."""
-
-    def setup(folder: Path) -> None:
-        shutil.copytree(Fixture.path / RUN, folder / "runs" / name)
-        settings = folder / "runs" / name / "hparams.yaml"
-        settings.write_text(settings.read_text().replace("valid.jsonl", json.dumps(f"{name}.jsonl")[1:-1]))
-        shutil.copy(folder / "valid.jsonl", folder / f"{name}.jsonl")
-
-    return setup
-
-
-def two_of_a_name(folder: Path) -> None:
-    for i, place in enumerate(("a", "b")):
-        manifest(f"{place}/valid.jsonl", ({},) * (2 + i))(folder)
+def odd_run(folder: Path) -> None:
+    """A finished run whose manifests, keys and names have markup."""
+    Fixture.run(folder)
+    (folder / MARKUP.replace("/", "")).mkdir()
+    bad = folder / MARKUP.replace("/", "") / "a.wav"
+    shutil.copy(folder / "audio/0.wav", bad)
+    lines = [x | {"text": MARKUP, "speaker": MARKUP} for x in read(folder / "valid.jsonl")]
+    lines[0]["audio_filepath"] = f"{bad.parent.name}/a.wav"
+    write_lines(folder / "valid.jsonl", lines)
+    hparams = folder / RUN / "hparams.yaml"
+    hparams.write_text(hparams.read_text().replace("name: run", f"name: '{MARKUP}'"))
 
 
-# -------------------------------------------------------------------------------------------------------- what is right
+# --------------------------------------------------------------------------------------------------------------- checks
 
 
-def lines_of(path: Path) -> list[dict[str, object]]:
-    return [json.loads(line) for line in path.read_text().split("\n") if line] if path.exists() else []
+class Page(HTMLParser):
+    """The tags of a page that a browser would act on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wrong: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if any(name == "onload" and value == "alert(1)" for name, value in attrs):
+            self.wrong.append(tag)
 
 
-def all_listed(folder: Path, outcome: Outcome) -> str | None:
-    """Every file is in the manifest under a path that opens, or among the bad ones."""
-    good, bad = lines_of(folder / "m.jsonl"), lines_of(folder / "m.bad.jsonl")
-    there = len(os.listdir(folder / "in"))
-    if len(good) + len(bad) != there:
-        return f"{len(good)} good and {len(bad)} bad of {there} files"
-    lost = [line for line in good if not (folder / str(line["audio_filepath"])).is_file()]
-    return f"paths that do not open: {lost[:2]}" if lost else None
+def safe_page(name: str) -> Check:
+    def check(folder: Path, outcome: Outcome) -> str | None:
+        page = Page()
+        page.feed((folder / name).read_text())
+        return f"markup of a name is in the page: {page.wrong}" if page.wrong else None
+
+    return check
 
 
-def all_good(folder: Path, outcome: Outcome) -> str | None:
-    return all_listed(folder, outcome) or ("bad files" if lines_of(folder / "m.bad.jsonl") else None)
+def undisturbed(folder: Path, outcome: Outcome) -> str | None:
+    expected, found = losses(Fixture.path / "runs/whole"), losses(only_run(folder))
+    if not found or any(expected[step] != value for step, value in found.items()):
+        return f"losses differ from those of plain names: {found}"
+    return trained(folder, outcome)
 
 
-def features_of(number: int) -> Right:
-    """Each file has features of its own length, at the place that the manifest says."""
+def run_called(*names: str) -> Check:
+    """The run folder and its model have this name, whose alternatives are other names for it."""
 
     def check(folder: Path, outcome: Outcome) -> str | None:
-        lines = lines_of(folder / "out/manifest.jsonl")
-        places = {str(line["feature_filepath"]) for line in lines}
-        if len(lines) != number or len(places) != number:
-            return f"{len(lines)} lines and {len(places)} feature files of {number}"
-        for line in lines:
-            found = next((p for p in (folder / "out", folder) if (p / str(line["feature_filepath"])).is_file()), None)
-            if found is None:
-                return f"no file {line['feature_filepath']}"
-            if np.load(found / str(line["feature_filepath"])).shape[-1] != line["num_frames"]:
-                return f"other frames than stated: {line}"
-        return None
+        run = only_run(folder)
+        if run.parent != folder / "runs" or run.name not in names:
+            return f"the run is in {run.relative_to(folder)}"
+        if [path.name for path in run.glob("checkpoints/*.nemo")] != [f"{run.name}.nemo"]:
+            return f"models: {[path.name for path in run.glob('checkpoints/*')]}"
+        return undisturbed(folder, outcome)
 
-    return Right(check)
+    return check
 
 
-def keys_kept(name: str) -> Right:
-    def check(folder: Path, outcome: Outcome) -> str | None:
-        for line in lines_of(folder / name) or [{}]:
-            if lost := {key: line.get(key) for key, value in TEXT.items() if line.get(key) != value}:
-                return f"{name}: other values than in the input: {lost}"
-        return None
-
-    return Right(check)
-
-
-def page_without_markup(name: str) -> Right:
-    def check(folder: Path, outcome: Outcome) -> str | None:
-        page = next(folder.rglob(name)).read_text()
-        return "markup of a name is in the page as it is" if MARKUP in page else None
-
-    return Right(check)
-
-
-def run_named(name: str) -> Right:
-    """The run is in `runs/NAME`, trained, with a model of that name."""
+def all_listed(names: Sequence[str]) -> Check:
+    """`prepare` found each of these names, and only these."""
 
     def check(folder: Path, outcome: Outcome) -> str | None:
-        if not (folder / "runs" / name / f"checkpoints/{name}.nemo").is_file():
-            return f"no model in {sorted(str(path) for path in folder.glob('runs/*/checkpoints/*'))}"
+        found = [line["audio_filepath"] for line in read(folder / "m.jsonl")]
+        wrong = {os.path.basename(path) for path in found} ^ {os.path.basename(name) for name in names}
+        if len(found) != len(names) or wrong:
+            return f"{len(found)} of {len(names)} names, wrong ones: {sorted(wrong)[:5]}"
+        lost = [path for path in found if not os.path.exists(os.path.join(os.fsencode(folder), os.fsencode(path)))]
+        return f"paths that lead nowhere: {lost[:3]}" if lost else None
+
+    return check
+
+
+def all_features(number: int) -> Check:
+    """Each utterance has a file of its own, inside the output folder."""
+
+    def check(folder: Path, outcome: Outcome) -> str | None:
+        lines = read(folder / "out/manifest.jsonl")
+        paths = {
+            path.resolve()
+            for line in lines
+            for path in (folder / line["feature_filepath"], folder / "out" / line["feature_filepath"])
+            if path.exists()
+        }
+        if len(lines) != number or len(paths) != number:
+            return f"{len(lines)} lines and {len(paths)} files for {number} utterances"
+        if any(not path.is_relative_to((folder / "out").resolve()) for path in paths):
+            return "features outside their folder"
+        frames = {line["audio_filepath"]: line["num_frames"] for line in lines}
+        wrong = [p.name for p in paths if np.load(p).shape[-1] not in frames.values()]
+        return f"frames of another file: {wrong}" if wrong else None
+
+    return check
+
+
+def in_shards(number: int) -> Check:
+    """Each line of the shards' manifests names a member of its own, with the bytes of its file."""
+
+    def check(folder: Path, outcome: Outcome) -> str | None:
+        members: list[str] = []
+        contents = set()
+        for path in sorted((folder / "s").glob("audio_*.tar")):
+            with tarfile.open(path) as tar:
+                for info in tar:
+                    if info.name.startswith("/") or ".." in Path(info.name).parts:
+                        return f"a member called {info.name!r}"
+                    file = tar.extractfile(info)
+                    members.append(info.name)
+                    contents.add(file.read() if file else b"")
+        lines = read(folder / "s/tarred_audio_manifest.json")
+        if len(members) != number or len(set(members)) != number or len(lines) != number:
+            return f"{len(lines)} lines, {len(members)} members, {len(set(members))} names for {number} utterances"
+        missing = {line["audio_filepath"] for line in lines} - set(members)
+        if missing:
+            return f"lines without a member: {sorted(missing)[:3]}"
+        return None if len(contents) == min(number, 8) else f"{len(contents)} different contents"
+
+    return check
+
+
+def keys_kept(folder: Path, outcome: Outcome) -> str | None:
+    lines = read(folder / "m.jsonl")
+    if len(lines) != 8:
+        return f"{len(lines)} lines"
+    wrong = {key: lines[0].get(key, "nothing") for key, value in TEXT.items() if lines[0].get(key, "nothing") != value}
+    return f"other programs' keys were changed: {wrong}" if wrong else None
+
+
+def columns(*names: str) -> Check:
+    """metrics.csv is a table in which each validation set has a column, and all rows have the same number of cells."""
+
+    def check(folder: Path, outcome: Outcome) -> str | None:
+        with (only_run(folder) / "metrics.csv").open(newline="") as file:
+            table = list(csv.reader(file))
+        if len({len(row) for row in table}) != 1:
+            return f"rows of {sorted({len(row) for row in table})} cells"
+        missing = [name for name in names if f"{name}_val_loss" not in table[0]]
+        if missing or len(set(table[0])) != len(table[0]):
+            return f"columns {table[0]}"
         return trained(folder, outcome)
 
-    return Right(check)
+    return check
 
 
-def inside(folder: Path, outcome: Outcome) -> str | None:
-    """The one run is below `runs`."""
-    run = only_run(folder)
-    return trained(folder, outcome) if folder / "runs" in run.parents else f"the run is in {run}"
-
-
-def probed(*labels: str) -> Right:
-    """The pictures are XML, and the results have these labels."""
+def probed(classes: int) -> Check:
+    """The results can be read, and the pictures are XML."""
 
     def check(folder: Path, outcome: Outcome) -> str | None:
+        results = json.loads((folder / "probe/results.json").read_text())
         for name in ("confusion.svg", "layer_weights.svg"):
             ElementTree.parse(folder / "probe" / name)
-        content = json.dumps(json.loads((folder / "probe/results.json").read_text()), ensure_ascii=False)
-        missing = [label for label in labels if json.dumps(label, ensure_ascii=False) not in content]
-        return f"labels not in results.json: {missing}" if missing else None
+            if "alert(1)" in {e.get("onload") for e in ElementTree.parse(folder / "probe" / name).iter()}:
+                return f"markup of a label is in {name}"
+        matrix = [value for key, value in results.items() if "confusion" in key]
+        while matrix and isinstance(matrix[0], dict):
+            matrix = [value for value in matrix[0].values() if isinstance(value, list) and value]
+        return None if f"{classes} classes" in outcome.text else "another number of classes"
 
-    return Right(check)
-
-
-def two_columns(folder: Path, outcome: Outcome) -> str | None:
-    """Two validation sets have a column each, and their losses differ."""
-    last = [row for row in rows(only_run(folder)) if row["val_loss"]][-1]
-    values = {key: value for key, value in last.items() if key.endswith("_val_loss")}
-    if len(values) != 2 or not all(value and math.isfinite(float(value)) for value in values.values()):
-        return f"losses of the sets: {values}"
-    return f"the same loss twice: {values}" if len(set(values.values())) == 1 else None
+    return check
 
 
-def speakers_apart(folder: Path, outcome: Outcome) -> str | None:
-    """No speaker is in both parts, and no utterance is lost."""
-    train, valid = (lines_of(folder / f"m.{part}.jsonl") for part in ("train", "valid"))
-    shared = {str(line["speaker"]) for line in train} & {str(line["speaker"]) for line in valid}
-    if len(train) + len(valid) != 32:
-        return f"{len(train)} and {len(valid)} of 32 utterances"
-    return f"in both parts: {shared}" if shared else None
+def usable_command(folder: Path, outcome: Outcome) -> str | None:
+    """The last line that `demo` prints can be pasted into a shell: its manifests are there."""
+    words = shlex.split(outcome.out.strip().splitlines()[-1])
+    paths = [word.partition("=")[2].strip("'\"") for word in words if "manifest" in word]
+    missing = [path for path in paths if not (folder / path).exists()]
+    return f"the command that it prints does not work: {missing or words}" if missing or not paths else None
 
 
-def three_members(folder: Path, outcome: Outcome) -> str | None:
-    """A shard has three files of different names, whose bytes are those of the three inputs."""
-    with tarfile.open(next(folder.rglob("audio_0.tar"))) as tar:
-        members = [member for member in tar.getmembers() if member.isfile()]
-        content = {b"".join(tar.extractfile(member) or []) for member in members}
-    inputs = {path.read_bytes() for path in (folder / "in").rglob("*.wav")}
-    if len({member.name for member in members}) != 3 or content != inputs:
-        return f"members {[member.name for member in members]}"
-    unsafe = [member.name for member in members if member.name.startswith("/") or ".." in member.name.split("/")]
-    return f"names that leave the folder: {unsafe}" if unsafe else None
+# --------------------------------------------------------------------------------------------------------------- trials
 
 
-# ----------------------------------------------------------------------------------------------------------- the trials
+def runs() -> list[Trial]:
+    def run(name: str, value: str, expected: Expected | None = None, *, own: bool = False) -> Trial:
+        quoted = "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+        fallback = Either(Refused(("name",)), Right(run_called(value)))
+        return Trial(GROUP, f"a run {name}", pretrain(f"exp_manager.name={quoted}"), expected or fallback)
+
+    return [
+        run("with two words", "my first run", Right(run_called("my first run"))),
+        run("with a line end", "two\nlines", Refused(("name",))),
+        run("with an escape code", f"a{ESCAPE}b", Refused(("name",))),
+        run("that is turned around", "a\u202eb"),
+        run("with an emoji", "läuft 🎧", Right(run_called("läuft 🎧"))),
+        run("that looks like an option", "-rf"),
+        run("with formats", "100%s {0} {epoch}"),
+        run("with markup", MARKUP.replace("/", "")),
+        run("for a shell", "$(touch pwned)`touch pwned`; # & |"),
+        run("of 250 letters", "n" * 250),
+        run("of 300 letters", "n" * 300, Refused(("name|too long",))),
+        run("with a slash", "a/b", Either(Refused(("name",)), Right(said("a/b")))),
+        run("called last, as the checkpoint is", "last"),
+        run("of spaces", "   "),
+        Trial(
+            GROUP,
+            "an experiment folder with odd letters",
+            pretrain("exp_manager.exp_dir='é [1] %s {x} \"q\"'"),
+            Right(undisturbed),
+        ),
+        Trial(
+            GROUP,
+            "a checkpoint named after what is never logged",
+            pretrain("exp_manager.checkpoint_callback_params.filename='{wer:.2f}'"),
+            Refused(("filename|wer",)),
+        ),
+    ]
+
+
+def manifest_names() -> list[Trial]:
+    def called(name: str, value: str, expected: Expected | None = None) -> Trial:
+        quoted = value.replace("\\", "\\\\").replace("'", "\\'")
+        command = pretrain(f"model.train_ds.manifest_filepath='{quoted}'")
+        return Trial(GROUP, f"a manifest {name}", command, expected or Right(undisturbed), moved(value))
+
+    comma = Either(Refused(("manifest|,|no such",)), Right(undisturbed))
+    return [
+        called("with spaces", "my data/all of it .jsonl"),
+        called("with an equals sign", "a=b.jsonl"),
+        called("with brackets", "t[12].jsonl"),
+        called("with a comma", "a,b.jsonl", comma),
+        called("with braces", "t{1,2}.jsonl", Either(Refused(("t{1,2}.jsonl|t1.jsonl",)), Right(undisturbed))),
+        called("with formats", "%s{}{0}.jsonl", Either(Refused((".jsonl",)), Right(undisturbed))),
+        called("with accents", "Übung \u0065\u0301.jsonl"),
+        called("with an escape code", f"t{ESCAPE}.jsonl", Either(Refused((".jsonl",)), Right(undisturbed))),
+        Trial(
+            GROUP,
+            "validation sets with odd names",
+            pretrain("model.validation_ds.manifest_filepath=[\"v 'x' 1.jsonl\",'w\"q\" ü.jsonl']"),
+            Either(Refused(("name|manifest|.jsonl",)), Right(columns("v 'x' 1", 'w"q" ü'))),
+            both(
+                lambda folder: shutil.copy(folder / "valid.jsonl", folder / "v 'x' 1.jsonl"),
+                lambda folder: shutil.copy(folder / "valid.jsonl", folder / 'w"q" ü.jsonl'),
+            ),
+        ),
+        Trial(
+            GROUP,
+            "a validation set that is called like another's column",
+            pretrain("model.validation_ds.manifest_filepath=[val.jsonl,val_val.jsonl]"),
+            Either(Refused(("val",)), Right(columns("val", "val_val"))),
+            both(
+                lambda folder: shutil.copy(folder / "valid.jsonl", folder / "val.jsonl"),
+                lambda folder: shutil.copy(folder / "valid.jsonl", folder / "val_val.jsonl"),
+            ),
+        ),
+    ]
+
+
+def audio_names() -> list[Trial]:
+    def files(name: str, command: list[str], setup: Setup, expected: Expected) -> Trial:
+        return Trial(GROUP, name, command, expected, setup)
+
+    prepare = ["prepare", "in", "--output", "m.jsonl", "--workers", "0"]
+    shards = [*prepare, "--shards", "2", "--shards-folder", "s"]
+    extract = ["extract", "model.nemo", "in", "out", "--device", "cpu"]
+    namesakes = [f"{part}/{i}.wav" for i, part in enumerate("abcd")] + [f"{part}/0.wav" for part in "bcd"] + ["a_0.wav"]
+    long = "n" * 251 + ".wav"
+    deep = "/".join(["d" * 200] * 3) + "/x.wav"
+    unreadable = [b"\xff\xfe.wav", b"caf\xe9.wav"]
+    return [
+        files("prepare: odd names", prepare, copies(*ODD), Right(all_listed(ODD))),
+        files(
+            "prepare: odd names, bad content",
+            prepare,
+            both(copies(*ODD), spoiled),
+            Either(Refused(("bad",), partial=True), Right(bad_named())),
+        ),
+        files(
+            "prepare: names in Latin-1",
+            prepare,
+            copies(*unreadable, "good.wav"),
+            Either(Refused((".wav",), partial=True), Right(bytes_kept(3))),
+        ),
+        files(
+            "prepare: keys of other programs",
+            ["prepare", "k.jsonl", "--output", "m.jsonl", "--workers", "0"],
+            lambda folder: write_lines(folder / "k.jsonl", [x | TEXT for x in read(folder / "train.jsonl")]),
+            Right(keys_kept),
+        ),
+        files("prepare: shards of odd names", shards, copies(*ODD), Right(in_shards(len(ODD)))),
+        files("prepare: shards of namesakes", shards, copies(*namesakes), Right(in_shards(len(namesakes)))),
+        files("prepare: shards of names of 255 letters", shards, copies(long, deep), Right(in_shards(2))),
+        files(
+            "pretrain: odd names",
+            pretrain("model.train_ds.batch_size=4"),
+            in_manifest,
+            Right(said(f"{len(ODD)} utterances")),
+        ),
+        files(
+            "pretrain: odd names that are gone",
+            pretrain(),
+            both(in_manifest, gone),
+            Either(Refused(("No such file|cannot be read",), partial=True), Right(trained)),
+        ),
+        files("extract: odd names", extract, copies(*ODD), Right(all_features(len(ODD)))),
+        files("extract: namesakes", extract, copies(*namesakes), Right(all_features(len(namesakes)))),
+        files("extract: names of 255 letters", extract, copies(long, deep), Right(all_features(2))),
+        files(
+            "extract: a path that climbs out",
+            ["extract", "model.nemo", "in/up.jsonl", "out", "--device", "cpu"],
+            both(
+                copies("0.wav"),
+                lambda folder: write_lines(
+                    folder / "in/up.jsonl", [{"audio_filepath": "../in/../audio/../audio/1.wav", "duration": 1.7}]
+                ),
+            ),
+            Right(all_features(1)),
+        ),
+        files(
+            "extract: odd names that are gone",
+            ["extract", "model.nemo", "train.jsonl", "out", "--device", "cpu"],
+            both(in_manifest, gone, few),
+            Refused(("in/",), partial=True),
+        ),
+        files("inspect: markup in names", ["inspect", "train.jsonl"], markup_files, Right(safe_page("inspect.html"))),
+        files("report: markup everywhere", ["report", str(RUN)], odd_run, Right(safe_page(f"{RUN}/report.html"))),
+    ]
+
+
+def spoiled(folder: Path) -> None:
+    for path in (folder / "in").iterdir():
+        path.write_bytes(b"RIFF" + bytes(99))
+
+
+def gone(folder: Path) -> None:
+    shutil.rmtree(folder / "in")
+
+
+def few(folder: Path) -> None:
+    """Only names that change how a terminal shows them, so that a message names them all."""
+    odd = set("\x1b\n\t\u202e\u2028")
+    write_lines(folder / "train.jsonl", [x for x in read(folder / "train.jsonl") if odd & set(x["audio_filepath"])])
+
+
+def markup_files(folder: Path) -> None:
+    part = folder / MARKUP.partition("/")[0]
+    part.mkdir()
+    lines = read(folder / "train.jsonl")
+    for i, line in enumerate(lines):
+        target = part / MARKUP.partition("/")[2]
+        target.mkdir(exist_ok=True)
+        shutil.copy(folder / f"audio/{i}.wav", target / f"{i}.wav")
+        line |= {"audio_filepath": f"{MARKUP}/{i}.wav", "text": MARKUP, "speaker": MARKUP}
+    write_lines(folder / "train.jsonl", lines)
+
+
+def bad_named() -> Check:
+    def check(folder: Path, outcome: Outcome) -> str | None:
+        found = {os.path.basename(line["audio_filepath"]) for line in read(folder / "m.bad.jsonl")}
+        return None if found == set(ODD) else f"bad files: {sorted(found ^ set(ODD))[:5]}"
+
+    return check
+
+
+def bytes_kept(number: int) -> Check:
+    """Each name, in UTF-8 or not, is in one of the two lists; those that are good lead to their files."""
+
+    def check(folder: Path, outcome: Outcome) -> str | None:
+        good = read(folder / "m.jsonl")
+        bad = read(folder / "m.bad.jsonl") if (folder / "m.bad.jsonl").exists() else []
+        if len(good) + len(bad) != number:
+            return f"{len(good)} good and {len(bad)} bad of {number} files"
+        lost = [
+            line["audio_filepath"]
+            for line in good
+            if not os.path.exists(os.path.join(os.fsencode(folder), os.fsencode(line["audio_filepath"])))
+        ]
+        return f"paths that lead nowhere: {lost}" if lost else None
+
+    return check
+
+
+def texts() -> list[Trial]:
+    def probe(name: str, values: Sequence[Any], expected: Expected | None = None) -> Trial:
+        fallback = Either(Refused(("label",)), Right(probed(len(values))))
+        return Trial(GROUP, f"probe: {name}", PROBE, expected or fallback, labels(*values))
+
+    def keys(folder: Path) -> None:
+        model(folder)
+        lines = read(folder / "train.jsonl")
+        write_lines(folder / "l.jsonl", [x | {f"k{ESCAPE}\n\n": 1, MARKUP: 2} for x in lines])
+
+    return [
+        probe("labels with markup", [MARKUP, "<b>&amp;"]),
+        probe("labels with escape codes", [f"a{ESCAPE}", "b\n\nnest-ssl: fine"]),
+        probe("labels that are numbers and text", [1, "1"], Either(Refused(("label",)), Right(ended_well))),
+        probe("labels of 5,000 letters", ["x" * 5000, "y" * 5000]),
+        probe("empty labels", ["", " "]),
+        probe("labels in two forms of Unicode", ["\u00e9", "e\u0301"]),
+        Trial(GROUP, "probe: keys with escape codes", PROBE, Refused(("label", "l.jsonl")), keys),
+        Trial(
+            GROUP,
+            "demo: a folder with spaces and quotes",
+            [
+                "demo",
+                "--data-dir",
+                "my 'demo' data",
+                "--num-train",
+                "2",
+                "--num-val",
+                "1",
+                "--num-noise",
+                "1",
+                "--duration",
+                "1.5",
+                "--synthesizer",
+                "formants",
+            ],
+            Right(usable_command),
+        ),
+        Trial(
+            GROUP,
+            "export: a name with spaces and dots",
+            ["export", "model.nemo", "./my model.v1.2.nemo", "--format", "nemo"],
+            Right(written("my model.v1.2.nemo")),
+            model,
+        ),
+        Trial(
+            GROUP,
+            "info: a model called like a setting",
+            ["info", "a=b.nemo"],
+            Either(Refused(("a=b.nemo|a",)), Right(ended_well)),
+            lambda folder: shutil.copy(Fixture.path / "model.nemo", folder / "a=b.nemo"),
+        ),
+        Trial(
+            GROUP,
+            "info: a name in capitals",
+            ["info", "MODEL.NEMO"],
+            Either(Refused(("MODEL.NEMO",)), Right(ended_well)),
+            lambda folder: shutil.copy(Fixture.path / "model.nemo", folder / "MODEL.NEMO"),
+        ),
+        Trial(GROUP, "info: an escape code as name", ["info", f"x{ESCAPE}.nemo"], Refused((".nemo",))),
+        Trial(GROUP, "doctor: an escape code as run", ["doctor", f"runs/x{ESCAPE}"], Refused(("runs",))),
+        Trial(GROUP, "pretrain: an escape code as key", ["pretrain", f"model.{ESCAPE}=1"], Refused(("model|key",))),
+        Trial(
+            GROUP,
+            "prepare: half a character as input",
+            ["prepare", "a\udce9b", "--output", "m.jsonl"],
+            Refused(("a|b",)),
+        ),
+    ]
+
+
+def written(name: str) -> Callable[[Path, Outcome], str | None]:
+    def check(folder: Path, outcome: Outcome) -> str | None:
+        if outcome.changed != [name]:
+            return f"wrote {outcome.changed}"
+        return None if tarfile.is_tarfile(folder / name) else "not a .nemo file"
+
+    return check
 
 
 def trials() -> list[Trial]:
-    long_name, deep_name = "語" * 80 + ".wav", "x" * 250 + ".wav"
-    prepare = ["prepare", "in", "--output", "m.jsonl", "--workers", "0"]
-    labels: list[dict[str, object]] = [{"label": (f"a{ESCAPE}\x00", f"{MARKUP}&\"'")[i % 2]} for i in range(8)]
-    mixed: list[dict[str, object]] = [{"label": (1, "1", "one")[i % 3]} for i in range(8)]
-    lists: list[dict[str, object]] = [{"label": ["a", "b"]} for _ in range(8)]
-    spoken = ["ana", "ANA", "ana ", "", f"b{ESCAPE}", "7", "a/b", "../a", "[red]", "語", "é", "e\u0301", *"wxyz"]
-    voices: list[dict[str, object]] = [
-        {"speaker": spoken[i // 2], "offset": 0.3 * (i // 8), "duration": 0.5} for i in range(32)
-    ]
-    kept: list[dict[str, object]] = [dict(TEXT) for _ in range(8)]
-    run_long = "exp_manager.name=" + "n" * 300
-    table: list[tuple[str, Sequence[str], Expected, Setup | None]] = [
-        ("odd file names, prepared", prepare, Right(all_listed), copies(*ODD)),
-        ("odd file names, extracted", ["extract", "model.nemo", "in", "out", *EXTRACT], features_of(10), copies(*ODD)),
-        (
-            "a file name that is no text",
-            prepare,
-            Either(Refused(("m.bad.jsonl",), partial=True), Right(all_listed)),
-            copies(b"caf\xe9.wav", b"good.wav"),
-        ),
-        ("composed and decomposed letters", prepare, Right(all_good), copies("\xe9.wav", "e\u0301.wav")),
-        (
-            "equal but for case and folder",
-            ["extract", "model.nemo", "in", "out", *EXTRACT],
-            features_of(4),
-            copies("a.wav", "A.wav", "b/a.wav", "b_a.wav"),
-        ),
-        (
-            "shards of names that look alike",
-            [*prepare, "--shards", "1"],
-            Right(three_members),
-            copies("a/b.wav", "a_b.wav", "a-b.wav"),
-        ),
-        (
-            "names as long as the system allows",
-            ["extract", "model.nemo", "in", "out", *EXTRACT],
-            features_of(2),
-            copies(long_name, deep_name),
-        ),
-        (
-            "a missing file with tags of the terminal's library",
-            ["extract", "model.nemo", "[red]x[/red][/].wav", "out", *EXTRACT],
-            Refused(("[red]x[/red][/].wav",)),
-            model,
-        ),
-        ("a missing model with control codes", ["info", f"mo{ESCAPE}del.nemo"], Refused(("del.nemo",)), None),
-        ("a key with control codes", pretrain(f"model.o{ESCAPE}ptim=1"), Refused(("ptim",)), None),
-        (
-            "a model file with an odd name",
-            ["extract", "mod\xe8le [v1] 100% #2.nemo", "audio/0.wav", "out", *EXTRACT],
-            Right(same_features),
-            lambda folder: model(folder, "mod\xe8le [v1] 100% #2.nemo"),
-        ),
-        (
-            "a run with spaces and signs",
-            pretrain("exp_manager.name='Büro 語 #2 100%'"),
-            run_named("Büro 語 #2 100%"),
-            None,
-        ),
-        (
-            "a run whose name is markup, reported",
-            ["report", f"runs/{MARKUP}"],
-            page_without_markup("report.html"),
-            named_run(MARKUP),
-        ),
-        (
-            "a run name with control codes",
-            pretrain(f"exp_manager.name='a{ESCAPE}b'"),
-            Either(Refused(("name",)), Right(inside)),
-            None,
-        ),
-        ("a run name of 300 letters", pretrain(run_long), Refused(("name",)), None),
-        ("a run name that is a path", pretrain("exp_manager.name={folder}/elsewhere"), Refused(("name",)), None),
-        (
-            "a manifest whose name is markup, inspected",
-            ["inspect", f"{MARKUP}.jsonl", "--examples", "1"],
-            page_without_markup("inspect.html"),
-            manifest(f"{MARKUP}.jsonl"),
-        ),
-        (
-            "a manifest with a comma in its name",
-            pretrain("model.train_ds.manifest_filepath='[\"one, two.jsonl\"]'".replace("'", "")),
-            Either(Refused(("one",)), Right(trained)),
-            manifest("one, two.jsonl"),
-        ),
-        (
-            "two validation sets of one name",
-            pretrain("model.validation_ds.manifest_filepath=[a/valid.jsonl,b/valid.jsonl]"),
-            Right(two_columns),
-            two_of_a_name,
-        ),
-        (
-            "speakers with odd names",
-            [
-                "prepare",
-                "s.jsonl",
-                "--output",
-                "m.jsonl",
-                "--workers",
-                "0",
-                "--split",
-                "folder",
-                "--valid-share",
-                "0.5",
-            ],
-            Right(speakers_apart),
-            manifest("s.jsonl", voices),
-        ),
-        (
-            "other keys, prepared",
-            ["prepare", "t.jsonl", "--output", "m.jsonl", "--workers", "0"],
-            keys_kept("m.jsonl"),
-            manifest("t.jsonl", kept),
-        ),
-        (
-            "other keys, extracted",
-            ["extract", "model.nemo", "t.jsonl", "out", *EXTRACT],
-            keys_kept("out/manifest.jsonl"),
-            manifest("t.jsonl", kept),
-        ),
-        ("labels with markup and control codes", PROBE, probed(f"{MARKUP}&\"'"), manifest("t.jsonl", labels)),
-        (
-            "labels of two types",
-            PROBE,
-            Either(Refused(("t.jsonl",)), probed("one")),
-            manifest("t.jsonl", mixed),
-        ),
-        ("labels that are lists", PROBE, Refused(("t.jsonl:1", "label")), manifest("t.jsonl", lists)),
-    ]
-    return [Trial("names", name, command, expected, setup) for name, command, expected, setup in table]
+    return [*runs(), *manifest_names(), *audio_names(), *texts()]
