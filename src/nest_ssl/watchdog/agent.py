@@ -24,7 +24,7 @@ from typing import Any, NoReturn, TypeVar
 from nest_ssl.files import replacing
 from nest_ssl.watchdog.beacon import NO_STEP, Beacon, Hold, RankMark, WorkerMark
 from nest_ssl.watchdog.judge import flight
-from nest_ssl.watchdog.judge.failure import write_failure
+from nest_ssl.watchdog.judge.failure import tells_of_lost_worker, write_failure
 from nest_ssl.watchdog.rank import FINISHED, RESUMABLE, RankFacts, RankState
 from nest_ssl.watchdog.report.evidence import fault_file
 from nest_ssl.watchdog.system import (
@@ -201,7 +201,7 @@ class RankAgent:
         The run can be resumed, as with many ranks.
         """
         text = str(error)
-        if "DataLoader worker" not in text or ("killed by signal" not in text and "exited unexp" not in text):
+        if not tells_of_lost_worker(text):
             return ""
         if why := self.oom_killer.text() if "is killed by signal: Killed" in text else "":
             return f"{text.strip(' .')}: {why}. {LESS_MEMORY.capitalize()}."

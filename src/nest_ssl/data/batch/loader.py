@@ -437,7 +437,7 @@ class BadDataLog:
             if self.stops:
                 raise BadDataError(message)
             if not self._reported:
-                log.warning("validation goes on with other utterances in their place: %s", message)
+                log.warning("validation continues with other utterances in their place: %s", message)
             self._reported = True
 
     def summary(self) -> str:

@@ -42,6 +42,11 @@ LOST_GPU = (
 assertion on the device is not among them: that is a bug, and would recur on any GPU."""
 
 
+def tells_of_lost_worker(message: str) -> bool:
+    """Whether this is torch's error of a killed DataLoader worker; it is raised wherever the rank happens to be."""
+    return "DataLoader worker" in message and ("killed by signal" in message or "exited unexp" in message)
+
+
 @dataclass(frozen=True)
 class Failure:
     """An exception on one rank."""
@@ -68,10 +73,7 @@ class Failure:
 
     @property
     def is_lost_worker(self) -> bool:
-        """Whether a DataLoader worker was killed; torch raises that wherever the rank happens to be."""
-        return "DataLoader worker" in self.message and (
-            "killed by signal" in self.message or "exited unexp" in self.message
-        )
+        return tells_of_lost_worker(self.message)
 
     @property
     def speaks_for_itself(self) -> bool:

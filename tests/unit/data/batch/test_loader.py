@@ -383,7 +383,7 @@ def test_bad_files_of_a_validation_are_replaced_and_reported_but_never_end_the_r
     corpus, _ = broken
     loader = build_loader(corpus.config(max_bad_fraction=0.0), seed=3, same_every_epoch=True)
     assert [len(list(loader)) for _ in range(2)] == [6, 6]
-    warnings = [text for text in caplog.messages if "validation goes on with other utterances" in text]
+    warnings = [text for text in caplog.messages if "validation continues with other utterances" in text]
     assert len(warnings) == 1
     assert "more than max_bad_fraction" in warnings[0]
 
