@@ -27,7 +27,7 @@ from nest_ssl.data import AudioNoiseBatch, BadDataError, BadDataLog, BadFile, So
 from nest_ssl.data.batch import collate
 from nest_ssl.data.batch import loader as loader_module
 from nest_ssl.data.batch.collate import needed
-from nest_ssl.data.batch.loader import PlannedLoader, Prefetch
+from nest_ssl.data.batch.loader import IN_SUMMARY, PlannedLoader, Prefetch
 from nest_ssl.data.manifest.lines import parse_lines
 from tests.unit.data.corpus import NEEDS_LHOTSE, RATE, Corpus, assert_same, make_corpus, write_manifest
 
@@ -272,8 +272,9 @@ def test_bad_files_are_named_with_the_reason_in_the_runs_file_and_in_the_log(
     for line in lines:
         assert line["kind"] == "speech"
         assert reasons[line["audio_filepath"]] in line["reason"]
-        assert line["audio_filepath"] in log.summary()
         assert line["audio_filepath"] in caplog.text
+    assert sum(line["audio_filepath"] in log.summary() for line in lines) == IN_SUMMARY < len(lines)
+    assert f"all of them: {path}" in log.summary()
     assert "4 of 22 utterances of epoch 0 replaced" in log.summary()
 
 
