@@ -48,8 +48,8 @@ FILE_SUFFIXES = (".nemo", ".ckpt", ".safetensors")
 CONFIG_KEY = "model_config"
 """The configuration, as JSON, in the metadata of a `.safetensors` file."""
 CHECKSUM_KEY = "crc32"
-NO_CONFIG = "has no model configuration under hyper_parameters."
 """The checksum of its weights and configuration, there too."""
+NO_CONFIG = "has no model configuration under hyper_parameters."
 
 
 def checkpoint_path(name: str | Path) -> Path:

@@ -109,7 +109,9 @@ class Failure:
 
     @property
     def first_line(self) -> str:
-        return self.message.strip().splitlines()[0] if self.message.strip() else "no message"
+        """The first line of the message, without gloo's own file and its general advice."""
+        first = self.message.strip().partition("\n")[0]
+        return re.sub(r"^\[\S+\.cc:\d+\] |\. This is typically caused by.*", "", first).strip() or "no message"
 
     @property
     def innermost_frames(self) -> list[str]:

@@ -36,6 +36,15 @@ def test_a_traceback_is_shown_without_the_frames_of_packages(tmp_path: Path) -> 
     assert shown.endswith(str(error))
 
 
+def test_gloos_own_file_and_advice_are_left_out_of_the_first_line() -> None:
+    message = (
+        "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer "
+        "[127.0.0.1]:19860. This is typically caused by a remote worker crashing. Check the logs.\nmore"
+    )
+    failure = Failure(rank=0, type="RuntimeError", message=message, traceback="", monotonic_ns=0)
+    assert failure.first_line == "Connection closed by peer [127.0.0.1]:19860"
+
+
 @pytest.mark.parametrize(
     ("act", "is_plain"),
     [
