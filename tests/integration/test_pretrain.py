@@ -216,6 +216,10 @@ def bad_manifests(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["trainer.devices=3", "trainer.accelerator=gpu"], "no CUDA GPU was found"),
         (["~model.train_ds.manifest_filepath"], "'nest-ssl demo' makes some and trains on it"),
         (["model.train_ds.min_duration=50"], "no utterance is left between min_duration and max_duration"),
+        (
+            ["exp_manager.create_early_stopping_callback=true", "trainer.limit_val_batches=0"],
+            "early_stopping_callback_params.monitor: there is nothing to validate on",
+        ),
         (["model.train_ds.batch_size=400"], "model.train_ds.batch_size: 24 utterances do not fill one batch"),
         (["model.train_ds.manifest_filepath=m_{{0..3}}.json"], """manifest_filepath="m_{0..3}.json"'"""),
         (["model.optim.name=adamwww"], "adamwww"),

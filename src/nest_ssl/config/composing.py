@@ -98,7 +98,9 @@ def _default_groups(path: Path) -> set[str]:
             root = yaml.compose(file, Loader=yaml.SafeLoader)
         if _num_nodes(root, {}) > MOST_NODES:
             raise ValueError(f"its aliases (*name) repeat their anchors (&name) more than {MOST_NODES:,} times")
-        if not isinstance(root, yaml.MappingNode | None):  # OmegaConf takes a word for a key
+        if root is None:
+            raise ConfigError(f"{path}: it is empty: there is no key in it.")
+        if not isinstance(root, yaml.MappingNode):  # OmegaConf takes a word for a key
             raise ConfigError(f"{path}: expected a mapping of keys.")
         content = OmegaConf.to_container(OmegaConf.load(path))
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, OSError, RecursionError) as error:

@@ -111,10 +111,12 @@ class PreprocessorConfig:
             raise ValueError(f"{where}: give window_size (seconds) or n_window_size (samples).")
         if self.n_window_stride is None and self.window_stride is None:
             raise ValueError(f"{where}: give window_stride (seconds) or n_window_stride (samples).")
-        Range(1).check(f"{where} window, in samples", self.num_window_samples)
-        Range(1).check(f"{where} window stride, in samples", self.num_stride_samples)
+        key = "window_size" if self.n_window_size is None else "n_window_size"
+        stride_key = "window_stride" if self.n_window_stride is None else "n_window_stride"
+        for name, num_samples in ((key, self.num_window_samples), (stride_key, self.num_stride_samples)):
+            if num_samples < 1:
+                raise ValueError(f"{where}.{name}: {getattr(self, name)} is less than 1 sample.")
         if self.num_window_samples > self.sample_rate:
-            key = "window_size" if self.n_window_size is None else "n_window_size"
             raise ValueError(f"{where}.{key}: {getattr(self, key)} is more than a second. NEST: 0.025 s.")
         if self.num_fft < self.num_window_samples:
             raise ValueError(

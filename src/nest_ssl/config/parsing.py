@@ -8,7 +8,7 @@ import logging
 import re
 import types
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -168,7 +168,9 @@ def _checked(
             if value not in (None, False):
                 dropped.append(path)
         elif key not in known:
-            raise ConfigError(unknown_key_message(path, known))
+            sections = {name: _dataclass_in(hint) for name, hint in hints.items()}
+            inside = [f"{name}.{key}" for name, one in sections.items() if key in getattr(one, "__annotations__", ())]
+            raise ConfigError(unknown_key_message(path, known, inside))
         else:
             nested = _dataclass_in(hints[key])
             if nested is not None and isinstance(value, dict):
@@ -179,9 +181,10 @@ def _checked(
     return out
 
 
-def unknown_key_message(path: str, known: set[str]) -> str:
+def unknown_key_message(path: str, known: set[str], inside: Sequence[str] = ()) -> str:
+    """Return the refusal of the key `path`; `inside` is where sections at its level have a key of its name."""
     parent, _, key = path.rpartition(".")
-    near = difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.5)
+    near = inside or difflib.get_close_matches(key, sorted(known), n=1, cutoff=0.5)
     if near:
         return f"{path}: no such key. Did you mean '{f'{parent}.' if parent else ''}{near[0]}'?"
     return f"{path}: no such key. Known here: {', '.join(sorted(known))}."

@@ -204,11 +204,14 @@ class TrainerConfig:
     def without_effect(self) -> list[str]:
         """Return one line for each field that is set but has no effect."""
         defaults = TrainerConfig()
-        return [
-            f"trainer.{name}: has no effect; {reason}."
+        reasons = {
+            name: reason
             for name, reason in NO_EFFECT.items()
             if getattr(self, name) not in (None, getattr(defaults, name))
-        ]
+        }
+        tuned = self.strategy if isinstance(self.strategy, dict) else {}
+        reasons |= {f"strategy.{name}": "our exchange of gradients needs no tuning" for name in TUNING if name in tuned}
+        return [f"trainer.{name}: has no effect; {reason}." for name, reason in reasons.items()]
 
     @property
     def strategy_name(self) -> str:
@@ -233,20 +236,16 @@ def _check_precision(precision: int | str | None) -> None:
     raise ValueError(f"trainer.precision={short(precision)}: not supported. Use 32, bf16 or 16.")
 
 
+TUNING = ("find_unused_parameters", "gradient_as_bucket_view", "static_graph")
+"""Options of DDPStrategy that tune torch's exchange of gradients; ours needs no tuning and gives the same results."""
+
 STRATEGY_OPTIONS: dict[str, tuple[str, ...]] = {
-    "DDPStrategy": (
-        "process_group_backend",
-        "find_unused_parameters",
-        "gradient_as_bucket_view",
-        "static_graph",
-        "exchange_dtype",
-    ),
+    "DDPStrategy": ("process_group_backend", *TUNING, "exchange_dtype"),
     "FSDPStrategy": ("process_group_backend",),
     "SingleDeviceStrategy": (),
 }
 """Accepted options of Lightning's strategies, and one of our own: `exchange_dtype` (32 or bf16), in which gradients
-travel between ranks. The three before it tune torch's gradient exchange; ours needs no tuning and gives the same
-results."""
+travel between ranks."""
 
 
 def _check_strategy(strategy: str | dict[str, Any]) -> None:
@@ -537,7 +536,12 @@ class NestConfig:
                 f"model.optim.sched.warmup_steps: the run ends after {steps} steps (trainer.max_steps), before the "
                 f"warm-up of {sched.warmup_steps} steps does."
             )
-        ema = self.exp_manager.ema if self.exp_manager is not None else EmaConfig()
+        exp = self.exp_manager or ExperimentConfig()
+        if not exp.create_early_stopping_callback and exp.early_stopping_callback_params != EarlyStoppingConfig():
+            lines.append(
+                "exp_manager.early_stopping_callback_params: has no effect without create_early_stopping_callback=true."
+            )
+        ema = exp.ema
         if ema.enable and 0 < steps < ema.every_n_steps:
             lines.append(
                 f"exp_manager.ema.every_n_steps: the run ends after {steps} steps (trainer.max_steps), before the "

@@ -72,8 +72,9 @@ def build_loader(
         num_batches = plan.num_batches()
         if num_batches == 0:
             num, s = sum(map(len, sources)), "" if world_size == 1 else "s"
+            key = "batch_size" if config.batch_duration is None else "batch_duration"
             raise ValueError(
-                f"batch_size: {num} utterance{' does' if num == 1 else 's do'} not fill one batch on each of "
+                f"{key}: {num} utterance{' does' if num == 1 else 's do'} not fill one batch on each of "
                 f"{world_size} rank{s}, so none would be read. Lower it, or set drop_last=false."
             )
         if rank == 0 and any(num_unread for _, num_unread in plan.unread()):

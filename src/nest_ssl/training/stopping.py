@@ -12,7 +12,7 @@ import msgspec
 
 from nest_ssl.config import ExperimentConfig, TrainerConfig
 from nest_ssl.config.checks import duration_s, known_name
-from nest_ssl.config.training import FIELD, EarlyStoppingConfig
+from nest_ssl.config.training import FIELD, CheckpointConfig, EarlyStoppingConfig
 from nest_ssl.training.metrics import VALIDATION_METRICS
 
 log = logging.getLogger(__name__)
@@ -22,20 +22,28 @@ AT_EPOCH_END = ("train_loss_epoch",)
 """Of those of training, what is known at the end of an epoch alone: after a validation that comes with it."""
 
 
-def check_monitors(exp: ExperimentConfig, val_names: list[str]) -> None:
-    """Refuse names that will never be logged, before an epoch was spent on finding out."""
+def check_monitors(exp: ExperimentConfig, val_names: list[str], *, validates: bool) -> None:
+    """Refuse names that will never be logged, and the worst taken for the best, before an epoch was spent on it."""
     of_sets = [f"{name}_{metric}" for name in val_names if name for metric in VALIDATION_METRICS]
     known = [*VALIDATION_METRICS, *of_sets, *OF_TRAINING]
-    watched = {"checkpoint_callback_params": exp.checkpoint_callback_params.monitor}
+    watched: dict[str, CheckpointConfig | EarlyStoppingConfig]
+    watched = {"checkpoint_callback_params": exp.checkpoint_callback_params}
     if exp.create_early_stopping_callback:
-        watched["early_stopping_callback_params"] = exp.early_stopping_callback_params.monitor
-        if not val_names and watched["early_stopping_callback_params"] in VALIDATION_METRICS:
+        watched["early_stopping_callback_params"] = exp.early_stopping_callback_params
+        if not validates and exp.early_stopping_callback_params.monitor not in OF_TRAINING:
             raise ValueError(
                 "exp_manager.early_stopping_callback_params.monitor: there is nothing to validate on. Set "
-                "model.validation_ds.manifest_filepath, or a monitor of training such as train_loss_epoch."
+                "model.validation_ds.manifest_filepath and trainer.limit_val_batches=null, or a monitor of training "
+                "such as train_loss_epoch."
             )
-    for section, name in watched.items():
-        known_name(f"exp_manager.{section}.monitor", name, known)
+    for section, params in watched.items():
+        known_name(f"exp_manager.{section}.monitor", params.monitor, known)
+        for kind, right in (("loss", "min"), ("accuracy", "max")):
+            if params.monitor.removesuffix("_epoch").endswith(kind) and params.mode != right:
+                raise ValueError(
+                    f"exp_manager.{section}.mode: '{params.mode}' takes the worst {params.monitor} for the best. Set "
+                    f"mode={right}."
+                )
     for name, _ in FIELD.findall(exp.checkpoint_callback_params.filename or ""):
         known_name("exp_manager.checkpoint_callback_params.filename", name, ["epoch", "step", *known])
 

@@ -231,8 +231,9 @@ def _check(cfg: NestConfig, exp: ExperimentConfig) -> None:
             "and trains on it."
         )
     sets = validation_sets(cfg.model.validation_ds)
-    _check_endless(cfg, exp, train_ds, validates=bool(sets))
-    check_monitors(exp, list(sets))
+    validates = bool(sets) and cfg.trainer.limit_val_batches != 0
+    _check_endless(cfg, exp, train_ds, validates=validates)
+    check_monitors(exp, list(sets), validates=validates)
 
 
 def _check_can_be_sharded(cfg: NestConfig) -> None:

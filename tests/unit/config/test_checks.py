@@ -135,6 +135,7 @@ REFUSED = {
     "model.train_ds.noise_manifest=''": "model.train_ds.noise_manifest: contains no path",
     "model.train_ds.noise_manifest=[]": "model.train_ds.noise_manifest: contains no path",
     "model.train_ds.input_cfg=x.yaml": "model.train_ds.input_cfg: needs 'use_lhotse: true'",
+    "model.preprocessor.window_size=0.00002": "model.preprocessor.window_size: 2e-05 is less than 1 sample",
     "model.preprocessor.window_size=25": "model.preprocessor.window_size: 25.0 is more than a second",
     "model.preprocessor={window_size:null,n_window_size:160000}": "preprocessor.n_window_size: 160000 is more than a",
     "model.preprocessor={window_size:0.9,window_stride:0.9,n_fft:null}": "stride: 14400 samples are more than 0.1",
@@ -180,13 +181,15 @@ def test_what_is_possible_but_rarely_meant_gets_one_line() -> None:
     odd = ["model.optim.lr=0", "trainer.max_steps=3", "model.masking.block_size=5", "model.masking.mask_prob=0.4"]
     odd += ["model.optim.sched.warmup_steps=9", "+model.test_ds={manifest_filepath: x}"]
     odd += ["exp_manager.ema.enable=true", "exp_manager.ema.every_n_steps=1000"]
+    odd += ["exp_manager.early_stopping_callback_params.patience=3"]
     keys = [line.split(":")[0] for line in compose("nest_demo", odd).unlikely()]
     whole_block = compose("nest_demo", ["model.masking.block_size=2000", "model.train_ds.max_duration=20"])
     assert whole_block.unlikely()[0].startswith("model.masking.block_size: 2000 frames are more than max_mask_ratio")
     ratio = compose("nest_demo", ["model.masking.max_mask_ratio=0.001", "model.train_ds.max_duration=20"])
     assert "max_mask_ratio, 0.001, of utterances" in ratio.unlikely()[0]
     assert keys == [
-        *("model.optim.lr", "model.optim.sched.warmup_steps", "exp_manager.ema.every_n_steps"),
+        *("model.optim.lr", "model.optim.sched.warmup_steps"),
+        *("exp_manager.early_stopping_callback_params", "exp_manager.ema.every_n_steps"),
         *("model.test_ds", "model.masking.block_size"),
     ]
 

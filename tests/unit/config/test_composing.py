@@ -103,6 +103,8 @@ def test_sizes_work_with_our_yaml_and_with_nemos(nemo_yaml: Path, override: str)
     [
         ("model.encoder.n_layer=3", "model.encoder.n_layer: no such key. Did you mean 'model.encoder.n_layers'?"),
         ("modell.x=1", "modell: no such key. Did you mean 'model'?"),
+        ("optim.lr=1", "optim: no such key. Did you mean 'model.optim'?"),
+        ("model.batch_size=1", "model.batch_size: no such key. Did you mean 'model.train_ds.batch_size'?"),
         ("trainer.devicess=1", "Did you mean 'trainer.devices'?"),
         ("model.encoder.n_layers=many", "model.encoder.n_layers: expected int, got 'many'"),
         ("model.encoder.xscaling=7", "model.encoder.xscaling: expected bool, got 7"),
@@ -219,6 +221,13 @@ def test_numbers_in_scientific_notation_are_numbers() -> None:
 def test_a_yaml_that_is_no_mapping_is_refused_by_its_file(tmp_path: Path, content: str) -> None:
     (tmp_path / "my.yaml").write_text(content)
     with pytest.raises(ConfigError, match=r"my\.yaml: expected a mapping of keys"):
+        compose("my", [], tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "# nothing but this\n"])
+def test_an_empty_yaml_is_said_to_be_empty(tmp_path: Path, content: str) -> None:
+    (tmp_path / "my.yaml").write_text(content)
+    with pytest.raises(ConfigError, match=r"my\.yaml: it is empty"):
         compose("my", [], tmp_path)
 
 

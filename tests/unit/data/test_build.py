@@ -131,6 +131,8 @@ def test_missing_or_contradicting_keys_are_refused(corpus: Corpus) -> None:
         build_loader(corpus.config(min_duration=50.0))
     with pytest.raises(ValueError, match="22 utterances do not fill one batch on each of 8 ranks"):
         build_loader(corpus.config(drop_last=True), world_size=8)
+    with pytest.raises(ValueError, match="^batch_duration: 22 utterances do not fill one batch"):
+        build_loader(corpus.config(batch_size=None, use_bucketing=True, batch_duration=400_000, drop_last=True))
     with pytest.raises(ValueError, match=r"model\.train_ds\.batch_size: a value is needed"):  # noqa: SIM117
         with named_section("model.train_ds", config := corpus.config(batch_size=None)):
             build_loader(config)

@@ -15,13 +15,47 @@ from nest_ssl.training.stopping import EarlyStopping, MaskRate, TimeLimits, chec
 def test_a_value_in_the_name_of_checkpoints_that_is_never_logged_is_refused(filename: str, unknown: str) -> None:
     exp = ExperimentConfig(checkpoint_callback_params=CheckpointConfig(filename=filename))
     with pytest.raises(ValueError, match=f"checkpoint_callback_params.filename: there is no {unknown}"):
-        check_monitors(exp, ["dev"])
+        check_monitors(exp, ["dev"], validates=True)
 
 
 def test_metrics_epochs_and_steps_may_be_in_the_name_of_checkpoints() -> None:
-    check_monitors(ExperimentConfig(), ["dev"])
+    check_monitors(ExperimentConfig(), ["dev"], validates=True)
     named = CheckpointConfig(filename="{epoch:02d}-{step}-{val_loss:.4f}-{dev_val_loss}")
-    check_monitors(ExperimentConfig(checkpoint_callback_params=named), ["dev"])
+    check_monitors(ExperimentConfig(checkpoint_callback_params=named), ["dev"], validates=True)
+
+
+@pytest.mark.parametrize(
+    ("monitor", "mode", "right"),
+    [
+        ("val_accuracy", "min", "max"),
+        ("loss_set_val_accuracy", "min", "max"),
+        ("val_loss", "max", "min"),
+        ("train_loss_epoch", "max", "min"),
+    ],
+)
+def test_a_mode_that_takes_the_worst_for_the_best_is_refused(monitor: str, mode: str, right: str) -> None:
+    best = ExperimentConfig(checkpoint_callback_params=CheckpointConfig(monitor=monitor, mode=mode))
+    stop = ExperimentConfig(
+        create_early_stopping_callback=True,
+        early_stopping_callback_params=EarlyStoppingConfig(monitor=monitor, mode=mode),
+    )
+    for exp, section in ((best, "checkpoint_callback_params"), (stop, "early_stopping_callback_params")):
+        with pytest.raises(ValueError, match=f"{section}.mode: '{mode}' takes the worst {monitor} .* Set mode={right}"):
+            check_monitors(exp, ["loss_set"], validates=True)
+    right_one = CheckpointConfig(monitor=monitor, mode=right)
+    check_monitors(ExperimentConfig(checkpoint_callback_params=right_one), ["loss_set"], validates=True)
+
+
+def test_early_stopping_by_a_validation_that_never_comes_is_refused() -> None:
+    exp = ExperimentConfig(create_early_stopping_callback=True)
+    with pytest.raises(ValueError, match="there is nothing to validate on"):
+        check_monitors(exp, ["dev"], validates=False)
+    by_training = EarlyStoppingConfig(monitor="train_loss_epoch")
+    check_monitors(
+        ExperimentConfig(create_early_stopping_callback=True, early_stopping_callback_params=by_training),
+        ["dev"],
+        validates=False,
+    )
 
 
 def early(**options: Any) -> EarlyStopping:

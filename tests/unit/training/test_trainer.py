@@ -96,6 +96,12 @@ def test_a_field_without_effect_is_logged_once(name: str, caplog: pytest.LogCapt
     assert caplog.text.count(f"trainer.{name}: has no effect; {NO_EFFECT[name]}.") == 1
 
 
+def test_what_tunes_another_exchange_of_gradients_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    Trainer(accelerator="cpu", strategy={"_target_": "lightning.pytorch.strategies.DDPStrategy", "static_graph": True})
+    assert "trainer.strategy.static_graph: has no effect; our exchange of gradients needs no tuning." in caplog.text
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_field_that_is_refused_names_the_way_out(name: str) -> None:
     with pytest.raises(ValueError, match=f"trainer.{name}: "):

@@ -74,7 +74,10 @@ def list_entries(source: Path) -> Iterator[Entry]:
 
 
 def _folder_entries(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[Entry]:
-    """Yield the files below a folder, sorted by name at each level. Links are followed, except to a folder above."""
+    """Yield the files below a folder, sorted by name at each level. Links are followed, except to a folder above.
+
+    What is hidden is skipped, folders too: their copies, of a file server's snapshots or a bin, are no data.
+    """
     try:
         status = os.stat(folder)
         identity = (status.st_dev, status.st_ino)
@@ -82,10 +85,12 @@ def _folder_entries(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator
             return
         for name in _sorted_names(folder):
             path = os.path.join(folder, name)
+            # Hidden names have one dot, such as .snapshot; '....wav' is only odd, and os.path finds no suffix in it.
+            if re.match(r"\.[^.]", name):
+                continue
             if os.path.isdir(path):
                 yield from _folder_entries(path, (*above, identity))
-            # Hidden files have one dot; '....wav' is only an odd name, and os.path would find no suffix in it.
-            elif not re.match(r"\.[^.]", name) and os.path.splitext(f"_{name}")[1].lower() not in NOT_AUDIO:
+            elif os.path.splitext(f"_{name}")[1].lower() not in NOT_AUDIO:
                 yield Entry(path)
     except OSError as error:
         yield Entry(folder, error=error.strerror or str(error))

@@ -25,7 +25,7 @@ def names(source: Path) -> list[str]:
 def test_a_folder_is_walked_in_sorted_order_and_other_files_are_passed_over(tmp_path: Path) -> None:
     wanted = ["a/1.wav", "a/2.FLAC", "a-b/x.mp3", "b/c/deep.opus", "b/no_extension", "z.wav"]
     shuffled = random.Random(0).sample(wanted, len(wanted))
-    make(tmp_path, *shuffled, "a/1.txt", "README.md", "m.jsonl", "m.jsonl.idx", ".hidden.wav")
+    make(tmp_path, *shuffled, "a/1.txt", "README.md", "m.jsonl", "m.jsonl.idx", ".hidden.wav", ".snapshot/z.wav")
     assert names(tmp_path) == ["a/1.wav", "a/2.FLAC", "a-b/x.mp3", "b/c/deep.opus", "b/no_extension", "z.wav"]
 
 
