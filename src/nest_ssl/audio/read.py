@@ -140,7 +140,7 @@ def verify_audio(
             start = int(offset_s * info.sample_rate)
             wanted = None if duration_s is None else int(duration_s * info.sample_rate)
             promised = max(info.num_samples - start, 0)
-            _check_pages(source, sound, name)
+            _check_whole(source, sound, name)
             num_samples = _count_finite(_blocks(sound, name, start=start, num_samples=wanted), name)
     except CannotOpenError as error:
         with _second_decoder(source, name, str(error)), ffmpeg.open_stream(source, name) as (container, stream):
@@ -165,8 +165,8 @@ def _decode(
             start = int(offset_s * rate)
             wanted = None if duration_s is None else int(duration_s * rate)
             promised = max(sound.frames - start, 0)
-            if start == 0 and (wanted is None or wanted >= MIN_SHARE * promised):  # not for each part of a long file
-                _check_pages(source, sound, name)
+            if wanted is None or start + wanted >= MIN_SHARE * sound.frames:  # not for each part of a long file
+                _check_whole(source, sound, name)
             samples = _read_samples(sound, name, start=start, num_samples=wanted, int_values=int_values)
     except CannotOpenError as error:
         with _second_decoder(source, name, str(error)):
@@ -253,8 +253,7 @@ def _blocks(sound: Any, name: str, *, start: int, num_samples: int | None) -> It
     """Yield blocks (N, C) from sample `start` on: audio of any length in 4 MB per channel."""
     left = sound.frames if num_samples is None else num_samples
     try:
-        if start:
-            sound.seek(min(start, sound.frames))
+        _skip(sound, start)
         while left > 0 and len(block_NC := sound.read(min(left, BLOCK_FRAMES), dtype="float32", always_2d=True)):
             left -= len(block_NC)
             yield block_NC
@@ -268,13 +267,20 @@ def _read_samples(sound: Any, name: str, *, start: int, num_samples: int | None,
     available = max(sound.frames - start, 0)
     wanted = available if num_samples is None else min(num_samples, available)
     try:
-        if start:
-            sound.seek(min(start, sound.frames))
+        _skip(sound, start)
         samples = _read_in_pieces(sound, wanted, "int32" if as_int else "float32")
     except soundfile.LibsndfileError as error:
         raise _corrupt(name, error) from None
     scaled: Samples = samples.astype(np.float32) * np.float32(2.0**-31) if as_int else samples
     return scaled
+
+
+def _skip(sound: Any, num_samples: int) -> None:
+    if sound.seekable():
+        sound.seek(min(num_samples, sound.frames))
+        return
+    while num_samples > 0 and (num_read := len(sound.read(min(num_samples, BLOCK_FRAMES), dtype="float32"))):
+        num_samples -= num_read  # GSM and G.721 can only be read from the start
 
 
 def _read_in_pieces(sound: Any, num_samples: int, dtype: str) -> Any:
@@ -289,17 +295,59 @@ def _read_in_pieces(sound: Any, num_samples: int, dtype: str) -> Any:
     return np.concatenate(pieces)
 
 
+def _check_whole(source: str | Path | bytes, sound: Any, name: str) -> None:
+    """Refuse audio of which libsndfile would leave out a part without a word."""
+    if sound.format == "OGG":
+        _check_pages(source, name)
+    elif sound.format == "MP3":
+        with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file:
+            num_samples = _samples_of_mp3(file.read())
+        # Encoders add a few frames of silence, of which the first frame says how many to drop.
+        if num_samples > sound.frames + 8 * 1152:
+            length_s, read_s = num_samples / sound.samplerate, sound.frames / sound.samplerate
+            raise CannotOpenError(f"MP3 that does not begin with its length: {read_s:.2f} s of {length_s:.2f} s")
+
+
+_MP3_KBPS = {  # by MPEG version 1, or 2 and 2.5
+    True: (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320),
+    False: (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160),
+}
+
+
+def _samples_of_mp3(data: bytes) -> int:
+    """Return the samples in all frames of an MP3, by their headers. libsndfile estimates the length from the first
+    frame, and so reads only a part if bit rates vary and a first frame with the length is missing, or of joined files.
+    """
+    start = 10 + sum((byte & 127) << 7 * (3 - i) for i, byte in enumerate(data[6:10])) if data[:3] == b"ID3" else 0
+    num_samples, kind = 0, None
+    while (start := data.find(b"\xff", start)) >= 0 and len(header := data[start : start + 4]) == 4:
+        length, samples = _mp3_frame(header)
+        if length and kind in (None, header[1] & 0xFE):
+            kind, num_samples = header[1] & 0xFE, num_samples + samples
+        start += length or 1
+    return num_samples
+
+
+def _mp3_frame(header: bytes) -> tuple[int, int]:
+    """Return the length in bytes and in samples of an MP3 frame; 0 if this is no frame's header."""
+    version, bit_rate, rate = header[1] >> 3 & 3, header[2] >> 4, header[2] >> 2 & 3
+    is_layer_3 = header[1] & 0xE6 == 0xE2
+    if not is_layer_3 or version == 1 or rate == 3 or not 0 < bit_rate < 15:
+        return 0, 0
+    sample_rate = (44_100, 48_000, 32_000)[rate] >> {3: 0, 2: 1, 0: 2}[version]
+    samples = 1152 if version == 3 else 576
+    return samples // 8 * 1000 * _MP3_KBPS[version == 3][bit_rate] // sample_rate + (header[2] >> 1 & 1), samples
+
+
 _BITS_REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 
 
-def _check_pages(source: str | Path | bytes, sound: Any, name: str) -> None:
+def _check_pages(source: str | Path | bytes, name: str) -> None:
     """Refuse an Ogg file with a damaged or missing page.
 
     Decoders leave such a page out without a word, so that what follows comes too early; libsndfile, read block by
     block, even repeats audio there. An incomplete last page is only the end of the file.
     """
-    if sound.format != "OGG":
-        return
     pages: dict[bytes, int] = {}
     with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file:
         while header := file.read(27):

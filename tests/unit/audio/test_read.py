@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -315,6 +316,54 @@ def test_paths_that_are_no_audio_file_are_refused(name: str, tmp_path: Path) -> 
     for reader in (lambda path: read_audio(path, sample_rate=RATE), audio_info, verify_audio):
         with pytest.raises(AudioError):
             reader(tmp_path / name)
+
+
+def varying_without_length(samples: NDArray[np.floating[Any]]) -> bytes:
+    """An MP3 of varying bit rate without its first frame, which has the length: a stream that was recorded."""
+    mp3 = encoded(samples, format="MP3", bitrate_mode="VARIABLE", compression_level=0.5)
+    return mp3[mp3.index(mp3[:2], 4) :]
+
+
+JOINED = {"joined": lambda: 2 * encoded(tone(), format="MP3"), "stream": lambda: varying_without_length(NOISE)}
+
+
+@pytest.mark.parametrize(("kind", "least_s"), [("joined", 4.0), ("stream", 10.0)])
+def test_an_mp3_of_which_libsndfile_reads_a_part_is_read_by_ffmpeg(kind: str, least_s: float) -> None:
+    pytest.importorskip("av")
+    data = JOINED[kind]()
+    samples, _ = read_native(data)
+    assert least_s <= len(samples) / RATE < least_s + 0.2
+    assert verify_audio(data).num_samples == len(samples)
+    np.testing.assert_allclose(
+        read_native(data, offset_s=1.0, duration_s=least_s - 1.0)[0], samples[RATE : int(least_s * RATE)], atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("kind", JOINED)
+def test_without_ffmpeg_an_mp3_that_would_be_read_in_part_is_refused(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "av", None)
+    for reader in (partial(read_audio, sample_rate=RATE), verify_audio):
+        with pytest.raises(AudioError, match=r"MP3 that does not begin with its length: \S+ s of .*decoders"):
+            reader(JOINED[kind]())
+
+
+@pytest.mark.parametrize("rate", [8_000, 11_025, 22_050, 44_100, 48_000])
+@pytest.mark.parametrize("mode", ["CONSTANT", "VARIABLE", "AVERAGE"])
+def test_libsndfile_reads_an_mp3_that_begins_with_its_length(rate: int, mode: str) -> None:
+    tags = b"ID3\x04\x00\x00\x00\x00\x07\x68" + b"\xff\xfb\x90\x00" * 250
+    mp3 = encoded(tone(2 * rate, rate), rate, format="MP3", bitrate_mode=mode, compression_level=0.5)
+    assert verify_audio(tags + mp3 + b"TAG" + bytes(125)).format == "MP3/MPEG_LAYER_III"
+
+
+@pytest.mark.parametrize(("format", "subtype"), [("WAV", "GSM610"), ("AU", "G721_32"), ("AU", "G723_24")])
+def test_a_part_of_a_file_that_can_only_be_read_from_its_start(format: str, subtype: str) -> None:
+    data = encoded(tone(), format=format, subtype=subtype)
+    samples, _ = read_native(data)
+    part, _ = read_native(data, offset_s=0.5, duration_s=1.0)
+    np.testing.assert_array_equal(part, samples[RATE // 2 : RATE // 2 + RATE])
+    assert verify_audio(data, offset_s=0.5, duration_s=1.0).num_samples == RATE
 
 
 def test_an_mp3_cut_in_half_is_truncated() -> None:
