@@ -78,7 +78,8 @@ def _temporary(path: Path) -> Iterator[Path]:
         if not isinstance(error, OSError):
             raise
         if error.errno is None:  # numpy's and safetensors', which have only words
-            raise OSError(f"{path}: cannot be written: {error}. Is there space on the disk?") from error
+            space = "Is there space on the disk, and may a file be so large (ulimit -f)?"
+            raise OSError(f"{path}: cannot be written: {error}. {space}") from error
         if error.filename is None or str(error.filename).startswith(str(temporary)):
             error.filename = str(path)  # the file that the user knows; a write to a full disk names none
         raise

@@ -186,6 +186,9 @@ def check_values(weights: Mapping[str, Tensor], own: Mapping[str, Tensor], where
                 bad.append(f"{name}: variances are negative")
             elif name.startswith("quantizer.") and (value == 0).all(-1).any():
                 bad.append(f"{name}: whole rows are 0, so targets would mean nothing")
+    matrices = [value for name, value in weights.items() if name.startswith("encoder.") and value.ndim > 1]
+    if not bad and matrices and not any(bool(value.any()) for value in matrices):
+        bad.append("encoder: all of its matrices are 0: they were never filled")
     if bad:
         raise CheckpointError(
             f"{where}: {len(bad)} of {len(weights)} parameters cannot be used; training may have diverged before it "
@@ -255,7 +258,7 @@ def check_archive(file: IO[bytes], name: str) -> None:
             if any(entry.flag_bits & ENCRYPTED for entry in archive.infolist()):
                 raise CheckpointError(f"{name}: is encrypted, or damaged.")
             bad = archive.testzip()
-    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, UnicodeDecodeError) as error:
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{name}: is damaged: {one_line(error)}. Use another copy of it.") from error
     if bad is not None:
         raise CheckpointError(f"{name}: is damaged: {quoted(bad)} in it fails its checksum. Use another copy of it.")
@@ -312,8 +315,8 @@ def refuse_resolvers(config: Any, where: str) -> None:
             values += [*value.keys(), *value.values()]
         elif isinstance(value, (list, tuple)):
             values += value
-        elif isinstance(value, str) and re.search(r"\$\{[^}]*:", value):
-            raise CheckpointError(f"{where} calls a resolver (${{name:…}}); refused.")
+        elif isinstance(value, str) and (found := re.search(r"\$\{[^}]*:[^}]*", value)):
+            raise CheckpointError(f"{where} calls a resolver, {quoted(found[0])}; refused.")
         if len(values) > MAX_CONFIG_VALUES:
             raise CheckpointError(f"{where} contains itself, or more than {MAX_CONFIG_VALUES:,} values; refused.")
 

@@ -175,7 +175,7 @@ class RunFolder:
             if bad:
                 say(f"resuming from {path} instead, the newest good checkpoint; training since then is repeated.")
             return path
-        if bad or self.saved.is_file():
+        if bad or self.saved.is_file() or self.newest_weights():  # a .nemo, which training again would overwrite
             raise ValueError(
                 f"{self.path}: this run has saved a checkpoint of {self._saved_step()}, and none can be resumed now: "
                 f"{' '.join(bad) or f'{self.checkpoints} contains none.'} Restore one from a backup, start again under "
@@ -187,7 +187,7 @@ class RunFolder:
                 f"Set exp_manager.resume_ignore_no_checkpoint=true to start from the beginning."
             )
         if self.metrics_csv.is_file():
-            say(f"{self.path}: has results of an earlier start, but no checkpoint: starting from step 0 replaces them.")
+            say(f"{self.path}: has results of an earlier start, but no checkpoint: starting from step 0.")
         return None
 
     def _named_checkpoint(self, exp: ExperimentConfig, examine: Examine, say: Callable[[str], None]) -> Path:
@@ -214,13 +214,15 @@ class RunFolder:
         """Whatever may be a training checkpoint, in the order in which a run would continue from it.
 
         First `last.ckpt`: one of the best may be newer, but was written in the middle of a step or contains only
-        weights. Then the newest. Something under the name `last.ckpt` that is no checkpoint also counts.
+        weights. Then the one before it, then the newest. Something under the name `last.ckpt` that is no checkpoint
+        also counts.
         """
         found = [path for path in self.checkpoints.glob("*.ckpt") if is_checkpoint(path)]
         found.sort(key=lambda path: (_written_at_ns(path), path.name == LAST, path.name), reverse=True)
         last = self.last_checkpoint
         if exp.checkpoint_callback_params.save_last or not found:
             found = [path for path in found if path != last]
+            found.sort(key=lambda path: path.name != BEFORE)
             if last.is_symlink() or last.exists():
                 found.insert(0, last)
         return found
@@ -379,8 +381,9 @@ def forget_after(path: Path, step: int) -> None:
     except OSError as error:
         log.warning("%s: cannot be read (%s); rows of steps that are repeated stay in it.", path, error)
         return
-    if rows and not columns:  # it was edited, and may be the only record of the run
-        log.warning("%s: has no column 'step'; kept as %s. A new one begins.", path, path.replace(predecessor(path)))
+    if rows and (not columns or step == 0):  # it may be the only record of the run
+        edited = "" if columns else " has no column 'step', and"
+        log.warning("%s:%s is kept as %s. A new one begins.", path, edited, path.replace(predecessor(path)))
         return
     whole = rows if not rows or path.read_bytes().endswith(b"\n") else rows[:-1]  # a kill cut off the last line
     kept = [row for row in whole if 0 <= _step_of(row) < step]

@@ -80,3 +80,14 @@ def test_too_little_memory_to_load_torch_is_one_line() -> None:
     assert done.stderr.startswith("nest-ssl: libtorch_cpu.so: failed to map segment")
     assert "ulimit -v" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_working_folder_that_was_deleted_is_said_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    with pytest.raises(SystemExit):
+        main(["info", "nest_fast-conformer"])
+    assert capsys.readouterr().err == "nest-ssl: the working folder has been deleted. Change to one that exists: cd\n"

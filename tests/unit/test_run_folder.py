@@ -12,6 +12,7 @@ import pytest
 
 from nest_ssl.config import CheckpointConfig, ExperimentConfig
 from nest_ssl.run_folder import (
+    BEFORE,
     LAST,
     MetricsWriter,
     RunFolder,
@@ -194,9 +195,7 @@ def test_a_run_is_resumed_from_last_unless_another_file_is_named(tmp_path: Path)
     assert said == []
     make(folder.metrics_csv, 500)
     assert folder.checkpoint_to_resume(resume, say=said.append) is None
-    assert said == [
-        f"{tmp_path}: has results of an earlier start, but no checkpoint: starting from step 0 replaces them."
-    ]
+    assert said == [f"{tmp_path}: has results of an earlier start, but no checkpoint: starting from step 0."]
     with pytest.raises(ValueError, match="there is no checkpoint to resume from"):
         folder.checkpoint_to_resume(ExperimentConfig(resume_if_exists=True))
     best = make(folder.checkpoints / "best.ckpt", 2000)
@@ -224,6 +223,37 @@ def test_what_stands_in_the_way_of_the_runs_own_files_is_named_before_anything_i
     os.mkfifo(path)
     with pytest.raises(ValueError, match=rf"{re.escape(str(path))}: is not .*Move it away or delete it"):
         RunFolder(tmp_path).checkpoint_to_resume(exp)
+
+
+def test_a_trained_model_is_not_replaced_by_a_run_that_starts_again(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    make(folder.metrics_csv, 1000)
+    make(folder.nemo_file(CheckpointConfig()), 1000)
+    with pytest.raises(ValueError, match="this run has saved a checkpoint of an earlier step, and none can be resumed"):
+        folder.checkpoint_to_resume(ExperimentConfig(resume_if_exists=True, resume_ignore_no_checkpoint=True))
+
+
+def test_a_file_put_among_the_checkpoints_does_not_come_before_the_runs_own(tmp_path: Path) -> None:
+    folder, exp = RunFolder(tmp_path), ExperimentConfig(resume_if_exists=True)
+    last, before, foreign = (folder.checkpoints / name for name in (LAST, BEFORE, "teacher.ckpt"))
+    for number, path in enumerate((before, last, foreign)):
+        make(path, 1000 + number)
+
+    def examine(path: Path) -> None:
+        if path == last:
+            raise ValueError("damaged")
+
+    assert folder.checkpoint_to_resume(exp, examine) == before
+
+
+def test_metrics_of_a_run_that_starts_again_are_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "metrics.csv"
+    MetricsWriter(path).write({"a": 1.0}, 0)
+    rows = read_rows(path)
+    forget_after(path, 0)
+    assert not path.exists()
+    assert read_rows(tmp_path / "metrics-before.csv") == rows
+    assert "metrics.csv: is kept as" in caplog.text
 
 
 def test_hparams_that_are_a_fifo_do_not_block(tmp_path: Path) -> None:

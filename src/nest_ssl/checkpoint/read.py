@@ -9,6 +9,8 @@ import json
 import logging
 import os
 import re
+import shlex
+import tarfile
 import zlib
 from collections import defaultdict
 from collections.abc import Mapping
@@ -28,6 +30,7 @@ from nest_ssl.config.targets import TARGETS
 from nest_ssl.model import EncDecDenoiseMaskedTokenPredModel, EncDecMaskedTokenPredModel
 from nest_ssl.modules import AudioToMelSpectrogramPreprocessor
 from nest_ssl.nemo_file import (
+    CONFIG_NAME,
     CheckpointError,
     NemoFile,
     as_checkpoint_errors,
@@ -67,6 +70,9 @@ def local_path(name: str | Path) -> Path:
     local_paths("model file", str(name))
     path = Path(os.path.expanduser(name))  # Path's own fails for ~name without such a user
     if path.suffix != ".ckpt" and os.path.isdir(path) and not is_checkpoint(path):
+        if (path / CONFIG_NAME).is_file():
+            pack = shlex.join(["tar", "-cf", f"{path}.nemo", "-C", str(path), "."])
+            raise CheckpointError(f"{path}: is an unpacked .nemo file. Pack it again: {pack}")
         newest = RunFolder.open(path).newest_weights() or RunFolder(path, str(path)).newest_weights()
         way_out = f"{newest}, the newest in it" if newest else "a .nemo, .ckpt or .safetensors file"
         raise CheckpointError(f"{path}: is a folder, not a file. Give {way_out}.")
@@ -170,7 +176,7 @@ def read_checkpoint(path: Path, map_location: Any = "cpu") -> NemoFile:
         start = file.read(9)
     if start[8:] == b"{" or (path.suffix == ".safetensors" and len(start) < 9):  # after the length of its header
         return _read_safetensors(path, map_location)
-    if start.startswith((b"PK", b"\x80")) or path.suffix == ".ckpt":  # a zip, or a pickle
+    if start.startswith((b"PK", b"\x80")) or (path.suffix == ".ckpt" and not tarfile.is_tarfile(path)):
         return _read_ckpt(path, map_location)
     return read_nemo(path, map_location)
 

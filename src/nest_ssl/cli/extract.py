@@ -13,6 +13,7 @@ import typer
 
 from nest_ssl.cli.console import keep_inputs, layers_from_0, quiet, say, show_progress
 from nest_ssl.config.checks import Range
+from nest_ssl.watchdog.system import while_stdout_lasts
 
 if TYPE_CHECKING:
     from nest_ssl.extract.extract import Extracted
@@ -87,7 +88,8 @@ def extract(
     start = time.monotonic()
     with show_progress("extract", "utterances") as show, quiet("nest_ssl.data.manifest.read"):
         result = extract_features(extractor, source, output, options, show)
-    print_result(output, result, time.monotonic() - start)
+    with while_stdout_lasts():
+        print_result(output, result, time.monotonic() - start)
     if result.bad:
         raise typer.Exit(1)
 

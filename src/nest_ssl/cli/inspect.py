@@ -12,8 +12,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from nest_ssl.cli.console import keep_inputs, make_console, make_table, quiet
+from nest_ssl.watchdog.system import while_stdout_lasts
 
 if TYPE_CHECKING:
+    from nest_ssl.inspect.inspect import Inspection
     from nest_ssl.inspect.manifest import ManifestFacts
     from nest_ssl.inspect.padding import Batching
 
@@ -72,6 +74,11 @@ def inspect(
     with quiet("nest_ssl.data.manifest.read"):  # the tables show the same
         inspection = inspect_data(config, options)
     write_page(inspection, output)
+    with while_stdout_lasts():
+        print_inspection(inspection, output)
+
+
+def print_inspection(inspection: Inspection, output: Path) -> None:
     console = make_console()
     print_manifest(console, "speech", inspection.speech)
     if inspection.noise is not None:

@@ -63,6 +63,14 @@ def _check_arguments(arguments: list[str]) -> None:
             raise ValueError(f"the argument after '{before}' is empty: perhaps a shell variable that is not set.")
 
 
+def _check_working_folder() -> None:
+    """Refuse to work in a folder that was deleted; torch's libraries would not even load."""
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        raise ValueError("the working folder has been deleted. Change to one that exists: cd") from error
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command; errors that a user can fix are one line on stderr and exit code 1, not a traceback."""
     # Must be set before torch is loaded. Idle OpenMP threads spin; on shared cores they steal time from those that work
@@ -70,6 +78,7 @@ def main(arguments: list[str] | None = None) -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     open_missing_streams()
     try:
+        _check_working_folder()
         _check_arguments(sys.argv[1:] if arguments is None else arguments)
         app(arguments)
     except (ValueError, OSError, RuntimeError) as error:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nest_ssl.cli.console import keep_inputs, layers_from_0, make_console, make_table, quiet, say, show_progress
+from nest_ssl.watchdog.system import while_stdout_lasts
 
 if TYPE_CHECKING:
     from nest_ssl.probe.probe import ProbeResult
@@ -66,8 +67,9 @@ def probe(
     with show_progress("probe", unit) as show, quiet("nest_ssl.data.manifest.read"):
         result = run_probe(checkpoint, train, test, options, device=device, report=show)
     write_results(result, options, output, {"checkpoint": checkpoint, "train": train, "test": test})
-    print_result(result, options.name)
-    say(f"{output}: {', '.join(RESULTS)}")
+    with while_stdout_lasts():
+        print_result(result, options.name)
+        say(f"{output}: {', '.join(RESULTS)}")
 
 
 def print_result(result: ProbeResult, name: str) -> None:

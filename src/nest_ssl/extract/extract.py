@@ -269,11 +269,12 @@ def _check_settings(output: Path, settings: dict[str, Any], *, is_ours: bool = F
         except (ValueError, TypeError, RecursionError) as error:
             raise ValueError(f"{path}: not readable ({error}). Give another output folder.") from error
         changed = [name for name in settings if earlier.get(name) != settings[name]]
-        if changed:
+        if changed and os.listdir(output) != [SETTINGS]:  # alone: nothing was computed with them
             text = ", ".join(f"{name} {earlier.get(name)!r}, now {settings[name]!r}" for name in changed)
             raise ValueError(f"{output}: contains features with other settings ({text}). Give another output folder.")
-        return
-    if os.listdir(output) and not is_ours:
+        if not changed:
+            return
+    elif os.listdir(output) and not is_ours:
         raise ValueError(f"{output}: is not empty and has no {SETTINGS}. Give another output folder.")
     replace_text(path, json.dumps(settings, indent=2) + "\n")
 

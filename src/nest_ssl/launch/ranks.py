@@ -36,7 +36,7 @@ def from_environment(env: Mapping[str, str], devices: int) -> RankFacts | None:
 def number_in(env: Mapping[str, str], name: str, default: int = 0, *, least: int = 0) -> int:
     """Return the number in an environment variable; ports and ranks that cannot be are refused with its name."""
     text = env.get(name, str(default))
-    most = 65_534 if name == "MASTER_PORT" else 10**7  # the port after it is the monitors'
+    least, most = (1, 65_534) if name == "MASTER_PORT" else (least, 10**7)  # the port after it is the monitors'
     if not (text.isascii() and text.strip().isdigit() and least <= int(text) <= most):
         raise ValueError(f"{name}={text!r}: not a number from {least} to {most}. Set it to one, or unset it.")
     return int(text)

@@ -241,8 +241,8 @@ def _launch(cfg: NestConfig, command: Command, per_node: int, folder: RunFolder)
     address = os.environ["MASTER_ADDR"] if num_nodes > 1 else "127.0.0.1"
     if per_node * num_nodes > 1:
         check_address(address)
-    given_port = ranks.number_in(os.environ, "MASTER_PORT", 0)
-    if port is not None and node == 0:
+    given_port = None if port is None else ranks.number_in(os.environ, "MASTER_PORT")
+    if given_port is not None and node == 0:
         check_port(given_port)
         if num_nodes > 1:
             check_port(given_port + 1)  # the monitors'
@@ -252,7 +252,7 @@ def _launch(cfg: NestConfig, command: Command, per_node: int, folder: RunFolder)
         num_nodes=num_nodes,
         node=node,
         master_addr=address,
-        master_port=None if port is None else given_port,
+        master_port=given_port,
         workers_per_rank=worker_slots(cfg),
         settings=monitor_settings(cfg, command, folder, None),
         resume_arguments=resume_overrides(cfg, folder.path),

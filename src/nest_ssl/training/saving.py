@@ -505,4 +505,6 @@ def _why(error: Exception, folder: Path) -> str:
         reason = os.strerror(errno.ENOSPC)
     else:
         reason = str(error).splitlines()[0]
-    return f"{reason}; {free_mb:.0f} MB are free. Earlier checkpoints are intact; the same command resumes from them."
+    intact = any(folder.glob("*.ckpt"))
+    way_on = " Earlier checkpoints are intact; the same command resumes from them." if intact else ""
+    return f"{reason}; {free_mb:.0f} MB are free.{way_on}"

@@ -134,3 +134,14 @@ def test_the_manifest_of_features_is_not_overwritten_when_it_is_the_input(
     run("extract", checkpoint, out / "manifest.jsonl", out, "--device", "cpu", code=1)
     assert f"OUT {out / 'manifest.jsonl'}: would overwrite the input" in capsys.readouterr().err
     assert (out / "manifest.jsonl").read_bytes() == before
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_terminal_does_not_turn_features_into_a_failure(
+    checkpoint: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        run("extract", checkpoint, corpus, tmp_path / "out", "--device", "cpu")
+    assert "stdout: No space left on device" in capsys.readouterr().err
+    assert len(read_lines(tmp_path / "out" / "manifest.jsonl")) == 3

@@ -10,7 +10,7 @@ import pytest
 import soundfile
 from typer.testing import CliRunner
 
-from nest_ssl.cli.main import app
+from nest_ssl.cli.main import app, main
 
 runner = CliRunner()
 
@@ -95,3 +95,15 @@ def test_a_seed_out_of_range_is_refused_by_its_name(manifest: Path, seed: str) -
     result = runner.invoke(app, ["inspect", str(manifest), "--seed", seed])
     assert result.exit_code == 2
     assert "--seed" in result.output
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_terminal_does_not_turn_a_page_into_a_failure(
+    manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr("sys.stdout", full)
+        with pytest.raises(SystemExit) as ended:
+            main(["inspect", str(manifest), "--output", str(tmp_path / "page.html")])
+    assert ended.value.code == 0
+    assert (tmp_path / "page.html").read_text(encoding="utf-8").rstrip().endswith("</html>")

@@ -298,6 +298,9 @@ def test_a_folder_of_other_settings_is_refused(extractor: FeatureExtractor, mani
     ):
         with pytest.raises(ValueError, match="contains features with other settings .*(layers|encoder)"):
             extract_features(other, manifest, tmp_path / "out")
+    (tmp_path / "refused").mkdir()  # where nothing was computed yet
+    shutil.copy(tmp_path / "out/extract.json", tmp_path / "refused")
+    assert extract_features(other, manifest, tmp_path / "refused").num_new
     (tmp_path / "out/extract.json").write_text("[1]")
     with pytest.raises(ValueError, match="extract.json: not readable"):
         extract_features(extractor, manifest, tmp_path / "out")

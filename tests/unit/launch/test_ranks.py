@@ -281,10 +281,10 @@ def test_a_gpu_is_called_what_nvidia_smi_calls_it() -> None:
     assert ranks.gpu_label(0, {"CUDA_VISIBLE_DEVICES": "GPU-8a"}, "GPU-8a", "gpu07") == "GPU 0 (GPU-8a) of gpu07"
 
 
-@pytest.mark.parametrize("port", ["abc", "99999", "-1", ""])
+@pytest.mark.parametrize("port", ["abc", "99999", "-1", "", "0"])
 def test_a_port_that_is_none_is_refused_by_its_name(port: str) -> None:
     env = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": port}
-    with pytest.raises(ValueError, match="^MASTER_PORT=.*: not a number from 0 to 65534"):
+    with pytest.raises(ValueError, match="^MASTER_PORT=.*: not a number from 1 to 65534"):
         from_environment(env, 2)
 
 
