@@ -1,19 +1,17 @@
-"""Audio that is damaged, odd or extreme, in every container, given to prepare, inspect, extract and pretrain.
+"""Audio files as recorders, downloads, converters and tired disks leave them, prepared, inspected, extracted, trained on.
 
-A bad file stops nothing, is named with a reason, and never reaches the model as noise (docs/prepare.md, "Formats"; docs/
-data.md, "Bad data"). Odd files that are accepted must have the duration and the features of what is in them.
+A bad file is named and costs its own utterance only. A good one gives the same samples in whatever it is wrapped.
 """
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import os
 import shutil
 import struct
-import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,6 @@ import numpy as np
 import soundfile
 from benchmarks.hostile.harness import (
     RATE,
-    RUN,
     Check,
     Either,
     Expected,
@@ -31,599 +28,682 @@ from benchmarks.hostile.harness import (
     Right,
     Setup,
     Trial,
+    always,
     both,
     cut,
+    disturbed,
+    ended_well,
     finite_features,
-    flipped,
+    in_fork,
+    link,
+    nothing,
+    on_bytes,
     patched,
     pretrain,
+    replaced,
+    resume,
     said,
     same_features,
     speech,
     trained,
     write_lines,
+    zeros,
 )
 
-Make = Callable[[], bytes]
-SECONDS = 1.6  # of audio/0.wav
-BAD = "bad"
-EXTRACT = ("--device", "cpu")
-
-# ------------------------------------------------------------------------------------------------------------ encoders
-
-
-def samples() -> np.ndarray[Any, Any]:
-    """The 16-bit samples of audio/0.wav."""
-    found: np.ndarray[Any, Any] = soundfile.read(Fixture.path / "audio/0.wav", dtype="int16")[0]
-    return found
+GROUP = "audio"
+Samples = np.ndarray[Any, Any]
+Make = Callable[[Path], object]
+SECONDS = 2.0
+VOICE = speech(int(SECONDS * RATE), 3)
+PREPARE = ["prepare", "corpus", "--output", "m.jsonl", "--workers", "0"]
+EXTRACT = ["extract", "model.nemo", "corpus", "out", "--device", "cpu"]
+SECOND = Path("audio/2.wav")
+HUGE = 1e30
 
 
-def original() -> bytes:
-    return (Fixture.path / "audio/0.wav").read_bytes()
+# ---------------------------------------------------------------------------------------------------------- making files
 
 
-def encoded(
-    form: str, subtype: str | None = None, data: Any = None, rate: int = RATE, endian: str | None = None
-) -> bytes:
-    buffer = io.BytesIO()
-    soundfile.write(buffer, samples() if data is None else data, rate, format=form, subtype=subtype, endian=endian)
-    return buffer.getvalue()
+def encoded(samples: Samples = VOICE, rate: int = RATE, **options: Any) -> bytes:
+    """The bytes of a file; `format` is WAV and its samples are 16-bit unless other options are given."""
+    file = io.BytesIO()
+    soundfile.write(file, samples, rate, **{"format": "WAV", **options})
+    return file.getvalue()
 
 
-def chunk(name: bytes, data: bytes) -> bytes:
-    return name + struct.pack("<I", len(data)) + data + b"\0" * (len(data) % 2)
+def voice_of_fixture() -> Samples:
+    samples: Samples = soundfile.read(Fixture.path / "audio/0.wav", dtype="int16")[0]
+    return samples
+
+
+def written(content: bytes) -> Make:
+    return lambda path: path.write_bytes(content)
+
+
+def wav(samples: Samples, **options: Any) -> Make:
+    return written(encoded(samples, **options))
+
+
+def spoiled(value: float, subtype: str = "FLOAT", count: int = 1) -> Make:
+    """Speech in which some samples in the middle have this value."""
+    samples = VOICE.astype(np.float64)
+    samples[RATE : RATE + count] = value
+    return wav(samples, subtype=subtype)
+
+
+def chunk(name: bytes, content: bytes) -> bytes:
+    return name + struct.pack("<I", len(content)) + content + bytes(len(content) % 2)
 
 
 def riff(*chunks: bytes, size: int | None = None) -> bytes:
-    body = b"WAVE" + b"".join(chunks)
-    return b"RIFF" + struct.pack("<I", len(body) if size is None else size) + body
+    content = b"WAVE" + b"".join(chunks)
+    return b"RIFF" + struct.pack("<I", len(content) if size is None else size) + content
 
 
-def wav_header(
-    tag: int = 1, channels: int = 1, rate: int = RATE, bits: int = 16, align: int | None = None, more: bytes = b""
-) -> bytes:
-    align = channels * bits // 8 if align is None else align
-    per_second = min(rate * align, 2**32 - 1)
-    return chunk(b"fmt ", struct.pack("<HHIIHH", tag, channels, rate, per_second, align & 0xFFFF, bits) + more)
+def form(channels: int = 1, rate: int = RATE, bits: int = 16, tag: int = 1) -> bytes:
+    width = channels * bits // 8
+    return chunk(b"fmt ", struct.pack("<HHIIHH", tag, channels, rate, (rate * width) % 2**32, width % 2**16, bits))
 
 
-def wav(data: bytes | None = None, *before: bytes, stated: int | None = None, **header: Any) -> bytes:
-    data = samples().tobytes() if data is None else data
-    body = b"data" + struct.pack("<I", len(data) if stated is None else stated) + data
-    return riff(wav_header(**header), *before, body)
+def pcm(samples: Samples = VOICE) -> bytes:
+    return (samples if samples.dtype == np.int16 else (samples * 32767).astype(np.int16)).astype("<i2").tobytes()
 
 
-def floats(change: Callable[[np.ndarray[Any, Any]], Any], subtype: str = "FLOAT") -> Make:
-    def make() -> bytes:
-        values = samples().astype(np.float64) / 32768
-        result = change(values)
-        return encoded("WAV", subtype, values if result is None else result)
-
-    return make
+def endless(samples: Samples = VOICE, size: int = 0xFFFFFFFF) -> bytes:
+    """A WAV of a program that wrote to a pipe, and could not go back to write the size."""
+    return riff(form(), b"data" + struct.pack("<I", size) + pcm(samples), size=size)
 
 
-def put(at: int, value: float) -> Callable[[np.ndarray[Any, Any]], None]:
-    def change(values: np.ndarray[Any, Any]) -> None:
-        values[at] = value
-
-    return change
-
-
-def sphere(more: str = "", count: int | None = None, coding: str = "pcm", size: int = 1024) -> bytes:
-    text = f"NIST_1A\n{size:7}\nchannel_count -i 1\nsample_count -i {len(samples()) if count is None else count}\n"
-    text += f"sample_rate -i {RATE}\nsample_n_bytes -i 2\nsample_byte_format -s2 01\nsample_sig_bits -i 16\n"
-    text += f"sample_coding -s{len(coding)} {coding}\n{more}end_head\n"
-    return text.encode().ljust(1024, b" ") + samples().astype("<i2").tobytes()
+def flac_of(total: int, samples: Samples = VOICE) -> bytes:
+    """A FLAC whose header promises another number of samples; 0 is what a pipe leaves: unknown."""
+    data = encoded(samples, format="FLAC")
+    packed = struct.unpack(">Q", data[18:26])[0]
+    return patched(data, 18, struct.pack(">Q", packed >> 36 << 36 | total))
 
 
-def au(size: int | None = None, offset: int = 24, rate: int = RATE, coding: int = 3) -> bytes:
-    data = samples().astype(">i2").tobytes()
-    return b".snd" + struct.pack(">5I", offset, len(data) if size is None else size, coding, rate, 1) + data
+def sphere_with_shorten() -> bytes:
+    """The header of a corpus on CD-ROM, whose samples are compressed by a program of 1994."""
+    fields = ["sample_count -i 32000", "sample_n_bytes -i 2", "channel_count -i 1", "sample_byte_format -s2 01"]
+    fields += ["sample_rate -i 16000", "sample_coding -s26 pcm,embedded-shorten-v2.00", "end_head"]
+    header = "NIST_1A\n   1024\n" + "\n".join(fields) + "\n"
+    return header.encode().ljust(1024) + b"ajkg\2" + np.random.default_rng(0).bytes(30_000)
 
 
-def aifc(kind: bytes = b"sowt", frames: int | None = None) -> bytes:
-    data = samples().astype("<i2").tobytes()
-    extended = b"\x40\x0c\xfa\x00" + bytes(6)  # 16000 as a float of 80 bits
-    count = len(samples()) if frames is None else frames
-    common = struct.pack(">hIh", 1, count, 16) + extended + kind + b"\x00\x00"
-
-    def part(name: bytes, body: bytes) -> bytes:
-        return name + struct.pack(">I", len(body)) + body
-
-    body = b"AIFC" + part(b"FVER", struct.pack(">I", 0xA2805140)) + part(b"COMM", common)
-    body += part(b"SSND", bytes(8) + data)
-    return part(b"FORM", body)
-
-
-def flac(change: Callable[[bytes], bytes] = bytes) -> Make:
-    return lambda: change(encoded("FLAC", "PCM_16"))
-
-
-def flac_total(total: int) -> Callable[[bytes], bytes]:
-    """STREAMINFO's number of samples: 36 bits, from byte 21."""
-    return lambda data: patched(
-        data, 21, bytes([data[21] & 0xF0 | total >> 32 & 0xF]) + struct.pack(">I", total & 0xFFFFFFFF)
-    )
-
-
-def crc_of_ogg(page: bytes) -> bytes:
-    table = []
-    for i in range(256):
-        value = i << 24
+def ogg_crc(page: bytes) -> int:
+    crc = 0
+    for byte in page:
+        crc ^= byte << 24
         for _ in range(8):
-            value = (value << 1 ^ 0x04C11DB7 if value & 0x80000000 else value << 1) & 0xFFFFFFFF
-        table.append(value)
-    found = 0
-    for byte in patched(page, 22, bytes(4)):
-        found = (found << 8 & 0xFFFFFFFF) ^ table[found >> 24 ^ byte]
-    return patched(page, 22, struct.pack("<I", found))
+            crc = (crc << 1 ^ (0x04C11DB7 if crc & 0x80000000 else 0)) & 0xFFFFFFFF
+    return crc
 
 
-def pages(data: bytes) -> list[bytes]:
-    starts = [at for at in range(len(data)) if data[at : at + 5] == b"OggS\0"]
-    return [data[a:b] for a, b in zip(starts, [*starts[1:], len(data)], strict=True)]
+def later(data: bytes, samples: int) -> bytes:
+    """An Ogg as recorded from a radio stream that had been on the air for this long: its clock does not begin at 0."""
+    pages = [b"OggS" + page for page in data.split(b"OggS")[1:]]
+    moved = b""
+    for page in pages:
+        clock = struct.unpack("<q", page[6:14])[0]
+        new = patched(page, 6, struct.pack("<q", clock + samples if clock > 0 else clock))
+        new = patched(new, 22, bytes(4))
+        moved += patched(new, 22, struct.pack("<I", ogg_crc(new)))
+    return moved
 
 
-def last_granule(value: int) -> Callable[[bytes], bytes]:
-    def change(data: bytes) -> bytes:
-        *first, last = pages(data)
-        return b"".join([*first, crc_of_ogg(patched(last, 6, struct.pack("<q", value)))])
-
-    return change
+def xing_of(frames: int) -> bytes:
+    """An MP3 whose first frame promises another number of frames."""
+    at = max(MP3.find(b"Xing"), MP3.find(b"Info"))
+    return patched(MP3, at + 8, struct.pack(">I", frames))
 
 
-def id3(size: int) -> bytes:
-    parts = bytes(size >> shift & 0x7F for shift in (21, 14, 7, 0))
-    return b"ID3\x04\x00\x00" + parts + bytes(size)
+def without_first_frame(data: bytes) -> bytes:
+    return data[data.index(data[:2], 4) :]
 
 
-def opus() -> bytes:
-    return encoded("OGG", "OPUS")
+def sparse(path: Path) -> None:
+    """A download that reserved its gigabyte, and got nothing."""
+    path.touch()
+    os.truncate(path, 1 << 30)
 
 
-def vorbis() -> bytes:
-    return encoded("OGG", "VORBIS")
+FLAC, OGG, MP3 = (encoded(format=name) for name in ("FLAC", "OGG", "MP3"))
+OPUS = encoded(format="OGG", subtype="OPUS")
+BAD: Mapping[str, Make] = {
+    "empty": written(b""),
+    "only a header": written(encoded()[:44]),
+    "half a header": written(encoded()[:30]),
+    "all zeros": written(bytes(64_000)),
+    "a log-in page": written(b"<!DOCTYPE html><html><body>Please log in</body></html>" * 50),
+    "a git-lfs pointer": written(b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 64044\n"),
+    "an error of a bucket": written(b'<?xml version="1.0"?><Error><Code>AccessDenied</Code></Error>'),
+    "encrypted": written(np.random.default_rng(1).bytes(64_000)),
+    "flac cut in half": written(FLAC[: len(FLAC) // 2]),
+    "flac with zeros in the middle": written(patched(FLAC, len(FLAC) // 2, bytes(4096))),
+    "flac with a hole": written(FLAC[: len(FLAC) // 3] + FLAC[len(FLAC) // 3 + 3000 :]),
+    "flac that promises more": written(flac_of(20 * RATE)),
+    "one NaN": spoiled(np.nan),
+    "one infinity": spoiled(-np.inf),
+    "one sample of 1e30": spoiled(HUGE),
+    "one sample of -3e38": spoiled(-3e38),
+    "one double of 1e300": spoiled(1e300, "DOUBLE"),
+    "all of 1e30": wav(VOICE.astype(np.float64) * HUGE, subtype="FLOAT"),
+    "a rate of 0": written(riff(form(rate=0), chunk(b"data", pcm()))),
+    "a rate of 500 Hz": written(riff(form(rate=500), chunk(b"data", pcm()))),
+    "a rate of 4 GHz": written(riff(form(rate=2**32 - 1), chunk(b"data", pcm()))),
+    "0 channels": written(riff(form(channels=0), chunk(b"data", pcm()))),
+    "65,535 channels": written(riff(form(channels=65_535), chunk(b"data", pcm()))),
+    "0 bits": written(riff(form(bits=0), chunk(b"data", pcm()))),
+    "a codec of nobody": written(riff(form(tag=0x7A21), chunk(b"data", pcm()))),
+    "speech compressed by shorten": written(sphere_with_shorten()),
+    "a gigabyte of nothing": sparse,
+    "a pipe": os.mkfifo,
+    "a link to nowhere": link("gone.wav"),
+    "a link to itself": link("2.wav"),
+    "a link to /dev/null": link("/dev/null"),
+}
+"""Files that nothing can be learned from. In a corpus each is called 2.wav."""
 
 
-def mp3() -> bytes:
-    return encoded("MP3", "MPEG_LAYER_III")
+def unsized_caf(samples: Samples) -> bytes:
+    data = encoded(samples, format="CAF")
+    return patched(data, data.index(b"data") + 4, b"\xff" * 8)
 
 
-def guid(first: int) -> bytes:
-    return struct.pack("<HHI", 22, 16, 4) + struct.pack("<IHH", first, 0, 0x10) + bytes.fromhex("800000aa00389b71")
+def wrapped() -> dict[str, Make]:
+    """The samples of the fixture's first recording, 16-bit exactly, in other files."""
+    samples = voice_of_fixture()
+    data = encoded(samples)
+    formats: dict[str, dict[str, Any]] = {
+        "flac": {"format": "FLAC"},
+        "AIFF": {"format": "AIFF"},
+        "AU": {"format": "AU"},
+        "CAF": {"format": "CAF"},
+        "W64": {"format": "W64"},
+        "RF64": {"format": "RF64"},
+        "NIST SPHERE": {"format": "NIST"},
+        "extensible WAV": {"format": "WAVEX"},
+        "big-endian WAV": {"endian": "BIG"},
+        "24-bit WAV": {"subtype": "PCM_24"},
+        "24-bit flac": {"format": "FLAC", "subtype": "PCM_24"},
+    }
+    list_chunk = chunk(b"LIST", b"INFO" + chunk(b"ISFT", b"Recorder 1.0"))
+    rows = {name: wav(samples, **options) for name, options in formats.items()}
+    floats = samples / 32768
+    return {
+        **rows,
+        "float WAV": wav(floats, subtype="FLOAT"),
+        "double WAV": wav(floats, subtype="DOUBLE"),
+        "stereo, both the same": wav(np.stack([samples, samples], 1)),
+        "8 channels, all the same": wav(np.stack([samples] * 8, 1)),
+        "WAV of a pipe": written(endless(samples)),
+        "WAV with chunks in front": written(riff(list_chunk, chunk(b"bext", bytes(602)), form(), data[36:])),
+        "AU of a pipe": written(patched(encoded(samples, format="AU"), 8, b"\xff\xff\xff\xff")),
+        "CAF of a pipe": written(unsized_caf(samples)),
+        "WAV with its data before the format": written(riff(chunk(b"data", pcm(samples)), form())),
+        "WAV with a tag behind": written(data + b"TAG" + bytes(125)),
+        "WAV with zeros behind": written(data + bytes(4096)),
+        "WAV with another WAV behind": written(data + encoded()),
+        "flac of a pipe": written(flac_of(0, samples)),
+        "flac with an ID3 tag in front": written(b"ID3\3\0\0\0\0\0\x14" + bytes(20) + encoded(samples, format="FLAC")),
+    }
 
 
-# ------------------------------------------------------------------------------------------------------ set-up and checks
+ANY_ENDING = ("mp3", "FLAC", "ogg", "bin")
 
 
-def placed(make: Make, name: str, folder_name: str = "in") -> Setup:
-    """The file, next to one that is good."""
+# ------------------------------------------------------------------------------------------------------------ setting up
+
+
+def corpus(files: Mapping[str, Make]) -> Setup:
+    """A folder of these files and one good one, and the model."""
 
     def setup(folder: Path) -> None:
-        (folder / folder_name).mkdir(exist_ok=True)
-        (folder / folder_name / name).write_bytes(make())
-        shutil.copy(folder / "audio/1.wav", folder / folder_name / "good.wav")
+        (folder / "corpus").mkdir()
+        shutil.copy(Fixture.path / "model.nemo", folder)
+        for name, make in {"good.wav": wav(VOICE), **files}.items():
+            (folder / "corpus" / name).parent.mkdir(parents=True, exist_ok=True)
+            make(folder / "corpus" / name)
 
     return setup
 
 
-def there(act: Callable[[Path], object], name: str) -> Setup:
-    """Something that is no plain file."""
+def alone(make: Make, name: str = "one.wav") -> Setup:
+    """A folder of one file, and the model."""
+    return both(corpus({name: make}), remove_good)
 
+
+def remove_good(folder: Path) -> None:
+    (folder / "corpus/good.wav").unlink()
+
+
+def in_training(make: Make, *paths: Path) -> Setup:
+    return both(*(replaced(make, path) for path in paths or (SECOND,)))
+
+
+def everywhere(make: Make) -> Setup:
+    return both(in_training(make, *(Path(f"audio/{i}.wav") for i in range(8))), lines(duration=1.6))
+
+
+def noise(make: Make, **keys: Any) -> Setup:
     def setup(folder: Path) -> None:
-        (folder / "in").mkdir()
-        shutil.copy(folder / "audio/1.wav", folder / "in/good.wav")
-        act(folder / "in" / name)
+        make(folder / "noise.wav")
+        write_lines(folder / "noise.jsonl", [{"audio_filepath": "noise.wav", "duration": SECONDS, **keys}])
 
     return setup
 
 
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+def lines(**keys: Any) -> Setup:
+    """Change keys of all lines of the training manifest."""
+
+    def setup(folder: Path) -> None:
+        old = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
+        write_lines(folder / "train.jsonl", [{**line, **keys} for line in old])
+
+    return setup
 
 
-def prepared(name: str, verdict: str | float | tuple[float, float], listed: bool = True) -> Check:
-    """The good neighbour is in the manifest; the file is, with its duration, or it is among the bad ones.
+# ---------------------------------------------------------------------------------------------------------- what is right
 
-    A verdict of two numbers: bad, or a duration between them.
-    """
+
+def names(path: Path) -> dict[str, Any]:
+    """What a manifest says about each file, by its name."""
+    found = [json.loads(line) for line in path.read_text().split("\n") if line] if path.exists() else []
+    return {Path(line["audio_filepath"]).name: line for line in found}
+
+
+def sorted_out(bad: Sequence[str], good: Mapping[str, float | None]) -> Check:
+    """`prepare` lists these good files with their seconds (None: any), and those bad ones with reasons; nothing else."""
 
     def check(folder: Path, outcome: Outcome) -> str | None:
-        good = {Path(line["audio_filepath"]).name: line["duration"] for line in lines_of(folder / "m.jsonl")}
-        bad = {Path(line["audio_filepath"]).name: line["reason"] for line in lines_of(folder / "m.bad.jsonl")}
-        if abs(good.get("good.wav", 0) - 1.7) > 1e-3:
-            return f"the good file has the duration {good.get('good.wav')}"
-        if name in good and name in bad:
-            return "both good and bad"
-        if name in bad:
-            if not str(bad[name]).strip():
-                return "bad without a reason"
-            return f"a good file counts as bad: {bad[name]}" if isinstance(verdict, float) else None
-        if name not in good:
-            return "neither good nor bad" if listed else None
-        if verdict == BAD:
-            return f"a bad file counts as good, {good[name]} s"
-        assert not isinstance(verdict, str)
-        low, high = (verdict, verdict) if isinstance(verdict, float) else verdict
-        fits = low - 0.05 <= good[name] <= high + 0.05
-        return None if fits else f"a duration of {good[name]} s, expected {low} to {high}"
+        listed, rejected = names(folder / "m.jsonl"), names(folder / "m.bad.jsonl")
+        if set(listed) != set(good) or set(rejected) != set(bad):
+            return f"good {sorted(listed)}, bad {sorted(rejected)}"
+        if not all(line["reason"] for line in rejected.values()):
+            return "no reason"
+        wrong = [f"{k}: {listed[k]['duration']} s" for k, v in good.items() if v and not near(listed[k]["duration"], v)]
+        return f"durations {wrong}" if wrong else None
 
     return check
 
 
-def prepare(
-    name: str,
-    file: str,
-    make: Make | Setup,
-    verdict: str | float | tuple[float, float],
-    listed: bool = True,
-    limit_s: float = 60,
-) -> Trial:
-    setup = placed(make, file) if not _takes_folder(make) else make  # type: ignore[arg-type]
-    command = ["prepare", "in", "--output", "m.jsonl", "--workers", "1"]
-    return Trial("audio", f"prepare: {name}", command, Right(prepared(file, verdict, listed)), setup, limit_s=limit_s)  # type: ignore[arg-type]
+def near(found: float, expected: float) -> bool:
+    return abs(found - expected) <= 0.03 * expected + 0.1  # encoders delay by up to a tenth of a second
 
 
-def _takes_folder(make: Any) -> bool:
-    return bool(getattr(make, "__qualname__", "").startswith(("there.", "placed.")))
+def any_of(*checks: Check) -> Check:
+    """One of these holds; otherwise all say what is wrong."""
+
+    def check(folder: Path, outcome: Outcome) -> str | None:
+        wrong = [one(folder, outcome) for one in checks]
+        return None if None in wrong else " / ".join(str(one) for one in wrong)
+
+    return check
 
 
-def extract(name: str, file: str, make: Make, expected: Expected) -> Trial:
-    def setup(folder: Path) -> None:
-        (folder / file).write_bytes(make())
+def recorded(*bad: str, then: Check = trained) -> Check:
+    """Trained, with exactly these files recorded as bad."""
 
-    return Trial(
-        "audio", f"extract: {name}", ["extract", "model.nemo", file, "out", *EXTRACT], expected, both(model, setup)
+    def check(folder: Path, outcome: Outcome) -> str | None:
+        found = {name for path in folder.rglob("bad_files_*.jsonl") for name in names(path)}
+        return f"recorded as bad: {sorted(found)}" if found != set(bad) else then(folder, outcome)
+
+    return check
+
+
+def lost_one(folder: Path, outcome: Outcome) -> str | None:
+    """`extract` names 2.wav, with a reason, and has features of the other only."""
+    found, rejected = names(folder / "out/manifest.jsonl"), names(folder / "out/bad.jsonl")
+    if set(found) != {"good.wav"} or set(rejected) != {"2.wav"} or "2.wav" not in outcome.text:
+        return f"features of {sorted(found)}, bad {sorted(rejected)}"
+    return finite_features(folder, outcome)
+
+
+def as_at(rate: int, least: float = 0.7) -> Check:
+    """Features of resampled speech are those of the same speech at the model's rate, but for rounding."""
+
+    def check(folder: Path, outcome: Outcome) -> str | None:
+        found = {line["audio_filepath"]: np.load(feature(folder, line)) for line in features_of(folder)}
+        (one,) = (value for name, value in found.items() if name.endswith("2.wav"))
+        (other,) = (value for name, value in found.items() if name.endswith("good.wav"))
+        if abs(one.shape[-1] - other.shape[-1]) > 1:
+            return f"{one.shape[-1]} and {other.shape[-1]} frames"
+        length = min(one.shape[-1], other.shape[-1])
+        likeness = float(np.corrcoef(one[..., :length].ravel(), other[..., :length].ravel())[0, 1])
+        return f"features at {rate} Hz correlate with {likeness:.2f} only" if likeness < least else None
+
+    return check
+
+
+def features_of(folder: Path) -> list[dict[str, Any]]:
+    return list(names(folder / "out/manifest.jsonl").values())
+
+
+def feature(folder: Path, line: Mapping[str, Any]) -> Path:
+    paths = [start / str(line["feature_filepath"]) for start in (folder, folder / "out")]
+    return next(path for path in paths if path.exists())
+
+
+# ---------------------------------------------------------------------------------------------------------------- the rows
+
+
+Row = tuple[str, Setup | None, Sequence[str], Expected]
+
+
+def bad_files() -> list[Row]:
+    """Each kind of bad file in a corpus that is prepared; some of them in features and in training."""
+    in_training_too = (
+        *("empty", "a log-in page", "encrypted", "flac cut in half", "flac with zeros in the middle", "one NaN"),
+        *("one sample of 1e30", "one double of 1e300", "all of 1e30", "a rate of 500 Hz", "a rate of 4 GHz"),
+        *("speech compressed by shorten", "a pipe", "a link to itself", "a gigabyte of nothing"),
     )
+    prepared = sorted_out(["2.wav"], {"good.wav": SECONDS})
+    rows: list[Row] = [(f"prepare: {k}", corpus({"2.wav": v}), PREPARE, Right(prepared)) for k, v in BAD.items()]
+    for kind in in_training_too:
+        setup = corpus({"2.wav": BAD[kind]})
+        rows.append((f"extract: {kind}", setup, EXTRACT, Right(lost_one, codes=(1,))))
+        rows.append((f"pretrain: {kind}", in_training(BAD[kind]), pretrain(), Right(recorded("2.wav"))))
+    return rows
 
 
-def model(folder: Path) -> None:
-    shutil.copy(Fixture.path / "model.nemo", folder / "model.nemo")
+def good_files() -> list[Row]:
+    """The same samples in many wrappings, and the same speech at other rates and in lossy codings."""
+    exact = [(f"extract: {k}", alone(v), EXTRACT, Right(same_features)) for k, v in wrapped().items()]
+    endings: list[Row] = [
+        (
+            f"extract: a WAV called .{ending}",
+            alone(wav(voice_of_fixture()), f"a.{ending}"),
+            EXTRACT,
+            Right(same_features),
+        )
+        for ending in ANY_ENDING
+    ]
+    rates = [8000, 11_025, 22_050, 44_100, 48_000, 192_000]
+    return [
+        *exact,
+        *endings,
+        *((f"extract: {rate} Hz", corpus({"2.wav": at_rate(rate)}), EXTRACT, Right(as_at(rate))) for rate in rates),
+        *((f"extract: {name}", corpus({"2.wav": written(data)}), EXTRACT, Right(as_at(RATE))) for name, data in LOSSY.items()),
+    ]  # fmt: skip
 
 
-def close_features(most: float) -> Check:
+def at_rate(rate: int) -> Make:
+    """The voice at another rate: drawn again from its spectrum, so exactly the same below half of both rates."""
+    length = int(SECONDS * rate)
+    spectrum = np.fft.rfft(VOICE)
+    resampled = np.fft.irfft(spectrum[: length // 2 + 1], length) * (length / len(VOICE))
+    return wav(resampled, rate=rate)
+
+
+LOSSY = {
+    "MP3": MP3,
+    "Vorbis": OGG,
+    "Opus": OPUS,
+    "u-law": encoded(subtype="ULAW"),
+    "A-law": encoded(subtype="ALAW"),
+    "GSM": encoded(VOICE[::2], 8000, subtype="GSM610"),
+    "IMA ADPCM": encoded(subtype="IMA_ADPCM"),
+    "MS ADPCM": encoded(subtype="MS_ADPCM"),
+    "8-bit": encoded(subtype="PCM_U8"),
+    "floats as large as 16-bit numbers": encoded(VOICE.astype(np.float64) * 32768, subtype="FLOAT"),
+    "floats of 1e-9": encoded(VOICE.astype(np.float64) * 1e-9, subtype="FLOAT"),
+}
+
+
+LONG = speech(6 * RATE, 5)
+CONTAINERS: Mapping[str, bytes] = {
+    "FLAC": encoded(LONG, format="FLAC"),
+    "Vorbis": encoded(LONG, format="OGG"),
+    "Opus": encoded(LONG, format="OGG", subtype="OPUS"),
+    "MP3": encoded(LONG, format="MP3"),
+    "MP3 of varying bit rate": encoded(LONG, format="MP3", bitrate_mode="VARIABLE", compression_level=0.9),
+    "IMA ADPCM": encoded(LONG, subtype="IMA_ADPCM"),
+    "GSM": encoded(LONG, 8000, subtype="GSM610"),
+    "G.721": encoded(LONG, 8000, format="AU", subtype="G721_32"),
+    "MS ADPCM": encoded(LONG, subtype="MS_ADPCM"),
+    "A-law": encoded(LONG, subtype="ALAW"),
+}
+
+
+def segments() -> list[Row]:
+    """A segment of a coded file gives the features of the same samples, cut out of the whole decoded file."""
+
+    def setup(data: bytes) -> Setup:
+        def make(folder: Path) -> None:
+            shutil.copy(Fixture.path / "model.nemo", folder)
+            (folder / "2.wav").write_bytes(data)
+            samples, rate = soundfile.read(io.BytesIO(data), dtype="float32")
+            begin, end = 2 * rate, 3 * rate + rate // 2
+            soundfile.write(folder / "good.wav", samples[begin:end], rate, "FLOAT")
+            segment = {"audio_filepath": "2.wav", "offset": 2.0, "duration": 1.5}
+            write_lines(folder / "corpus.jsonl", [segment, {"audio_filepath": "good.wav", "duration": 1.5}])
+
+        return make
+
+    command = [argument.replace("corpus", "corpus.jsonl") for argument in EXTRACT]
+    return [(f"extract: a segment of {k}", setup(v), command, Right(as_at(RATE, 0.99))) for k, v in CONTAINERS.items()]
+
+
+def corpora() -> list[Row]:
+    """Folders with more than audio in them, and files that are good as far as they go."""
+    cut_wav, junk = written(encoded()[: 44 + RATE]), written(b"x" * 100)
+    beside = dict.fromkeys(("a.txt", "a.json", "a.csv", "cover.jpg", "a.zip", "._good.wav", ".DS_Store"), junk)
+    half = SECONDS / 4
+    whole = sorted_out([], {"good.wav": SECONDS, "2.wav": SECONDS})
+
+    def listed(seconds: float) -> Check:
+        return sorted_out([], {"good.wav": SECONDS, "2.wav": seconds})
+
+    rejected = sorted_out(["2.wav"], {"good.wav": SECONDS})
+    one_second = VOICE[:RATE]
+    joined: list[Row] = [
+        (f"prepare: two {name} files in one", corpus({"2.wav": written(data + encoded(one_second, format=name))}), PREPARE,
+         Right(any_of(listed(SECONDS + 1.0), rejected)))
+        for name, data in (("MP3", MP3), ("OGG", OGG))
+    ]  # fmt: skip
+    only_header = [*PREPARE, "--check", "header"]
+    every_bad = both(corpus({"2.wav": BAD["empty"]}), replaced(BAD["one NaN"], Path("corpus/good.wav")))
+    return [
+        *joined,
+        ("prepare: a WAV that was cut", corpus({"2.wav": cut_wav}), PREPARE, Right(listed(half))),
+        ("prepare: a WAV of a pipe", corpus({"2.wav": written(endless())}), PREPARE, Right(whole)),
+        ("prepare: a WAV that was cut inside a sample", corpus({"2.wav": written(encoded()[: 44 + RATE - 1])}), PREPARE,
+         Right(listed(half))),
+        *((f"prepare: {name} from a radio stream", corpus({"2.wav": written(later(data, 36_000 * 48_000))}), PREPARE,
+           Right(any_of(rejected, listed(SECONDS)))) for name, data in (("Vorbis", OGG), ("Opus", OPUS))),
+        ("prepare: an MP3 that begins inside a frame", corpus({"2.wav": written(MP3[700:])}), PREPARE,
+         Right(any_of(rejected, listed(SECONDS)))),
+        *((f"prepare: a stream of MP3 with {name} bit rate", corpus({"2.wav": written(without_first_frame(encoded(
+            LONG, format="MP3", bitrate_mode=mode, compression_level=0.5)))}), PREPARE, Right(any_of(rejected, listed(6.0))))
+          for name, mode in (("constant", "CONSTANT"), ("varying", "VARIABLE"))),
+        ("extract: a stream of MP3 with varying bit rate", alone(written(without_first_frame(encoded(
+            LONG, format="MP3", bitrate_mode="VARIABLE", compression_level=0.5)))), EXTRACT, Either(
+                Refused(("one.wav",), partial=True), Right(features_are_finite(6.0)))),
+        ("prepare: an MP3 that promises ten times as much", corpus({"2.wav": written(xing_of(600))}), PREPARE,
+         Right(any_of(rejected, listed(SECONDS)))),
+        ("prepare: a recorder lost power", corpus({"2.wav": written(endless(size=0))}), PREPARE,
+         Right(any_of(rejected, whole))),
+        ("prepare: a cut MP3", corpus({"2.wav": written(MP3[: len(MP3) // 2])}), PREPARE,
+         Right(any_of(rejected, listed(SECONDS / 2), listed(half)))),
+        ("prepare: only headers, of good files", corpus({"2.wav": written(FLAC)}), only_header, Right(whole)),
+        ("prepare: only headers, of a cut WAV", corpus({"2.wav": cut_wav}), only_header,
+         Right(any_of(listed(half), rejected))),
+        ("prepare: only headers, of a pipe", corpus({"2.wav": os.mkfifo}), only_header, Right(rejected)),
+        ("prepare: other files beside it", corpus(beside), PREPARE, Right(sorted_out([], {"good.wav": SECONDS}))),
+        ("prepare: a folder that is called .wav", corpus({"2.wav/a.wav": wav(VOICE)}), PREPARE,
+         Right(sorted_out([], {"good.wav": SECONDS, "a.wav": SECONDS}))),
+        ("prepare: a link to the folder above", corpus({"again": link("..")}), PREPARE, Either(
+            Refused(("again",)), Right(once))),
+        ("prepare: a link to the folder itself", corpus({"again": link(".")}), PREPARE, Either(
+            Refused(("again",)), Right(once))),
+        ("prepare: nothing good", every_bad, PREPARE, Either(
+            Refused(("bad",), partial=True), Right(said("bad", then=ended_well)))),
+        ("prepare: an empty folder", lambda folder: (folder / "corpus").mkdir(), PREPARE, Refused(("corpus",))),
+        ("prepare: a recording as the input", None, ["prepare", "audio/0.wav", *PREPARE[2:]], Either(
+            Refused(("audio/0.wav",)), Right(sorted_out([], {"0.wav": 1.6})))),
+        ("prepare: shards of a WAV of a pipe", corpus({"2.wav": written(endless())}),
+         [*PREPARE, "--shards", "1"], Right(whole)),
+        ("inspect: a bad file", in_training(BAD["a log-in page"]), ["inspect", "train.jsonl"],
+         Right(said("2.wav", then=ended_well))),
+        ("inspect: all files are bad", everywhere(BAD["empty"]), ["inspect", "train.jsonl"], Either(
+            Refused(("empty|read",), partial=True), Right(said("empty", then=ended_well)))),
+        ("inspect: a sample of 1e30", everywhere(BAD["all of 1e30"]), ["inspect", "train.jsonl"], Either(
+            Refused((".wav",), partial=True), Right(said(".wav", then=ended_well)))),
+        ("extract: no audio in the folder", both(corpus({"a.txt": junk}), remove_good), EXTRACT,
+         Refused(("corpus",))),
+        ("extract: a recording of 11 minutes", corpus({"2.wav": wav(np.zeros(660 * 8000, np.int16), rate=8000)}), EXTRACT,
+         Right(lost_one, codes=(1,))),
+        ("extract: silence", alone(wav(np.zeros(RATE, np.int16))), EXTRACT, Right(features_are_finite(1.0))),
+        ("extract: a constant", alone(wav(np.full(RATE, 0.5))), EXTRACT, Right(features_are_finite(1.0))),
+        *((f"extract: {count} samples", corpus({"2.wav": wav(VOICE[:count])}), EXTRACT, Either(
+            Refused(("2.wav",), partial=True), Right(finite_features))) for count in (1, 100, 399)),
+    ]  # fmt: skip
+
+
+def once(folder: Path, outcome: Outcome) -> str | None:
+    """Links that go round: the good file is listed once, and not once for each round."""
+    listed = (folder / "m.jsonl").read_text().count("corpus/good.wav")
+    return None if listed == 1 else f"listed {listed} times"
+
+
+def features_are_finite(seconds: float) -> Check:
     def check(folder: Path, outcome: Outcome) -> str | None:
-        files = list((folder / "out").rglob("*.npy"))
-        if len(files) != 1:
-            return f"{len(files)} feature files"
-        found, expected = np.load(files[0]), Fixture.feature()
-        if found.shape != expected.shape:
-            return f"features of shape {found.shape}, expected {expected.shape}"
-        difference = float(np.abs(found - expected).max())
-        return None if difference <= most else f"features differ by {difference:.2g}"
+        (path,) = (folder / "out").rglob("*.npy")
+        shape = np.load(path).shape
+        return finite_features(folder, outcome) if abs(shape[-1] - seconds / 0.08) <= 2 else f"{shape[-1]} frames"
 
     return check
 
 
-def some_finite(folder: Path, outcome: Outcome) -> str | None:
-    return finite_features(folder, outcome) if list((folder / "out").rglob("*.npy")) else "no features"
-
-
-def in_training(
-    make: Make | Callable[[Path], object], name: str = "audio/3.wav", duration: float | None = None
-) -> Setup:
-    """Put it in the place of one of the eight training files."""
-
-    def setup(folder: Path) -> None:
-        path = folder / name
-        path.unlink(missing_ok=True)
-        if make.__code__.co_argcount:
-            make(path)  # type: ignore[call-arg]
-        else:
-            path.write_bytes(make())  # type: ignore[call-arg, arg-type]
-        if duration is not None:
-            lines = lines_of(folder / "train.jsonl")
-            for line in lines:
-                if line["audio_filepath"] == name:
-                    line["duration"] = duration
-            write_lines(folder / "train.jsonl", lines)
-            write_lines(folder / "valid.jsonl", lines_of(folder / "valid.jsonl")[:3])
-
-    return setup
-
-
-def replaced_in_training(name: str = "3.wav") -> Check:
-    """The file is named among the bad ones, and training went on with the others."""
-
-    def check(folder: Path, outcome: Outcome) -> str | None:
-        lines = lines_of(folder / RUN / "bad_files_train_ds_rank0.jsonl")
-        named = [line for line in lines if Path(line["audio_filepath"]).name == name]
-        if not named or not named[0]["reason"]:
-            return f"not named in bad_files_train_ds_rank0.jsonl: {lines[:2]}"
-        return trained(folder, outcome)
-
-    return check
-
-
-def train(name: str, setup: Setup, expected: Expected, *overrides: str) -> Trial:
-    return Trial("audio", f"pretrain: {name}", pretrain(*overrides), expected, setup)
-
-
-# -------------------------------------------------------------------------------------------------------------- trials
-
-
-def preparing() -> list[Trial]:
-    upto = (0.0, SECONDS)
-    rate = lambda value: lambda: wav(rate=value)  # noqa: E731
+def training() -> list[Row]:
+    """Bad audio where training reads it: in workers, noise, validation, with wrong durations and after other settings."""
+    workers = ("model.train_ds.num_workers=2", "model.validation_ds.num_workers=1")
+    nothing_left = Refused((".wav",), partial=True)
+    noisy = [
+        *("model.train_ds.noise_manifest=noise.jsonl", "model.train_ds.batch_augmentor.prob=1"),
+        *("model.train_ds.batch_augmentor.noise_ratio=1", "model.train_ds.batch_size=4"),
+    ]
+    stereo = wav(np.stack([VOICE, -VOICE], 1))
+    noises: Mapping[str, Make] = {
+        "silent": wav(np.zeros(2 * RATE, np.int16)),
+        "in opposite phase": stereo,
+        "at 8 kHz": wav(VOICE, rate=8000),
+        "of 1e30": BAD["all of 1e30"],
+        "with a NaN": BAD["one NaN"],
+        "cut FLAC": BAD["flac cut in half"],
+        "of a pipe": BAD["a pipe"],
+    }
+    spoilt = {"of 1e30", "with a NaN", "cut FLAC", "of a pipe"}
+    second_channel = ("model.train_ds.channel_selector=1", "model.validation_ds.channel_selector=0")
+    valid = [Path(f"audio/{i}.wav") for i in range(4)]
+    short = both(
+        lambda folder: wav(VOICE[: RATE // 50])(folder / "short.wav"), lines(audio_filepath="short.wav", duration=0.02)
+    )
     return [
-        prepare("wav: ends within its format chunk", "x.wav", lambda: original()[:26], BAD),
-        prepare("wav: cut in the middle, good as far as it goes", "x.wav", lambda: cut(0.5)(original()), (0.78, 0.82)),
-        prepare("wav: header from a stream, sizes of 2^32-1", "x.wav", lambda: wav(stated=2**32 - 1), (SECONDS, SECONDS)),
-        prepare("wav: header from a stream, sizes of 0", "x.wav", lambda: wav(stated=0), (SECONDS, SECONDS)),
-        prepare("wav: preallocated, only zeros", "x.wav", lambda: bytes(51_244), BAD),
-        prepare("wav: only the data chunk, no format", "x.wav", lambda: riff(chunk(b"data", samples().tobytes())), BAD),
-        prepare("wav: data before format", "x.wav", lambda: riff(chunk(b"data", samples().tobytes()), wav_header()), (SECONDS, SECONDS)),
-        prepare("wav: a list of 300 kB before the data", "x.wav", lambda: wav(None, chunk(b"LIST", b"INFO" + bytes(300_000))), SECONDS),
-        prepare("wav: 20,000 small chunks before the data", "x.wav", lambda: wav(None, *[chunk(b"junk", b"ab")] * 20_000), (SECONDS, SECONDS)),
-        prepare("wav: a chunk that claims 4 GB", "x.wav", lambda: wav(None, b"junk\xf0\xff\xff\xff"), (SECONDS, SECONDS)),
-        prepare("wav: no channels", "x.wav", lambda: wav(channels=0, align=2), BAD),
-        prepare("wav: 65,535 channels", "x.wav", lambda: wav(channels=65_535), BAD),
-        prepare("wav: rate 0", "x.wav", rate(0), BAD),
-        prepare("wav: rate 999", "x.wav", rate(999), BAD),
-        prepare("wav: rate 1000, the lowest", "x.wav", rate(1000), 25.6),
-        prepare("wav: rate 769,000", "x.wav", rate(769_000), BAD),
-        prepare("wav: rate 2^32-1", "x.wav", rate(2**32 - 1), BAD),
-        prepare("wav: no samples", "x.wav", lambda: wav(b""), BAD),
-        prepare("wav: 16 bits in blocks of 3 bytes", "x.wav", lambda: wav(align=3), (0.0, SECONDS)),
-        prepare("wav: 13 bits", "x.wav", lambda: wav(bits=13, align=2), (0.0, 2.0)),
-        prepare("wav: an unknown codec", "x.wav", lambda: wav(tag=0x7A7A), BAD),
-        prepare("wav: extensible, an unknown subformat", "x.wav", lambda: wav(tag=0xFFFE, more=guid(0x7A7A)), BAD),
-        prepare("wav: extensible, PCM", "x.wav", lambda: wav(tag=0xFFFE, more=guid(1)), SECONDS),
-        prepare("wav: MP3 within RIFF", "x.wav", lambda: wav(mp3(), tag=0x55, bits=0, align=1, more=bytes(14)), (1.5, 1.8)),
-        prepare("wav: one NaN", "x.wav", floats(put(12_345, float("nan"))), BAD),
-        prepare("wav: the last sample is infinite", "x.wav", floats(put(-1, float("inf"))), BAD),
-        prepare("wav: a sample of 1e30", "x.wav", floats(put(99, 1e30)), BAD),
-        prepare("wav: float64 beyond float32", "x.wav", floats(put(99, 1e300), "DOUBLE"), BAD),
-        prepare("wav: floats of the size of 16-bit integers", "x.wav", floats(lambda v: v * 32768), (SECONDS, SECONDS)),
-        prepare("wav: floats up to 1.5", "x.wav", floats(lambda v: v / np.abs(v).max() * 1.5), SECONDS),
-        prepare("wav: silence", "x.wav", lambda: wav(bytes(51_200)), (SECONDS, SECONDS)),
-        prepare("wav: big-endian, RIFX, cut", "x.wav", lambda: cut(0.5)(encoded("WAV", "PCM_16", endian="BIG")), (0.78, 0.82)),
-        prepare("wav: IMA ADPCM, a block is cut", "x.wav", lambda: encoded("WAV", "IMA_ADPCM")[:-100], (1.5, 1.7)),
-        prepare("rf64: ds64 claims 2^60 bytes", "x.wav", lambda: patched(encoded("RF64", "PCM_16"), 28, struct.pack("<Q", 2**60)), (SECONDS, SECONDS)),
-        prepare("w64: cut in its header", "x.w64", lambda: encoded("W64", "PCM_16")[:100], BAD),
-        prepare("flac: cut at half", "x.flac", flac(cut(0.5)), BAD),
-        prepare("flac: one bit in a frame", "x.flac", flac(flipped(0.6)), BAD),
-        prepare("flac: 2 kB of zeros in the middle", "x.flac", flac(lambda d: patched(d, len(d) // 2, bytes(2048))), BAD),
-        prepare("flac: does not know its length", "x.flac", flac(flac_total(0)), (SECONDS, SECONDS)),
-        prepare("flac: promises 2^36-1 samples", "x.flac", flac(flac_total(2**36 - 1)), BAD),
-        prepare("flac: states half its samples", "x.flac", flac(flac_total(12_800)), (0.8, SECONDS)),
-        prepare("flac: ID3 in front", "x.flac", flac(lambda d: id3(700) + d), (SECONDS, SECONDS)),
-        prepare("flac: only the metadata", "x.flac", flac(lambda d: d[:200]), BAD),
-        prepare("flac: two files in one", "x.flac", flac(lambda d: d + d), (SECONDS, 2 * SECONDS)),
-        prepare("vorbis: cut at 60 %", "x.ogg", lambda: cut(0.6)(vorbis()), upto),
-        prepare("vorbis: without its setup header", "x.ogg", lambda: b"".join(pages(vorbis())[:1]), BAD),
-        prepare("opus: last granule claims a year", "x.opus", lambda: last_granule(48_000 * 31_536_000)(opus()), BAD),
-        prepare("opus: last granule below 0", "x.opus", lambda: last_granule(-5)(opus()), upto),
-        prepare("opus: a byte within the last page", "x.opus", lambda: flipped(0.97)(opus()), upto),
-        prepare("opus: pages in another order", "x.opus", lambda: b"".join([*pages(opus())[:2], *reversed(pages(opus())[2:])]), upto),
-        prepare("opus: 64 kB of noise in front", "x.opus", lambda: b"\x5a" * 65_536 + opus(), upto),
-        prepare("mp3: 3 MB of ID3 in front", "x.mp3", lambda: id3(3_000_000) + mp3(), (SECONDS, SECONDS + 0.1)),
-        prepare("mp3: cut at half", "x.mp3", lambda: cut(0.5)(mp3()), (0.0, 0.9)),
-        prepare("mp3: sync words and nothing else", "x.mp3", lambda: b"\xff\xfb\x90\x00" * 5000, (0.0, 60.0)),
-        prepare("mp3 with the name of a wav", "x.wav", mp3, (SECONDS, SECONDS + 0.2)),
-        prepare("aifc: little-endian by 'sowt'", "x.aiff", aifc, SECONDS),
-        prepare("aifc: an unknown compression", "x.aiff", lambda: aifc(b"zzzz"), BAD),
-        prepare("aifc: states ten times its frames", "x.aiff", lambda: aifc(frames=256_000), (SECONDS, SECONDS)),
-        prepare("au: data of unknown size", "x.au", lambda: au(2**32 - 1), (SECONDS, SECONDS)),
-        prepare("au: data begins at 2 GB", "x.au", lambda: au(offset=2**31 - 8), BAD),
-        prepare("au: coding 4711", "x.au", lambda: au(coding=4711), BAD),
-        prepare("caf: cut at a third", "x.caf", lambda: cut(0.33)(encoded("CAF", "PCM_16")), (0.0, 0.6)),
-        prepare("sphere: as on LDC's discs", "x.sph", sphere, SECONDS),
-        prepare("sphere: compressed with shorten", "x.sph", lambda: sphere(coding="pcm,embedded-shorten-v2.00"), BAD),
-        prepare("sphere: states 20 times its samples", "x.sph", lambda: sphere(count=512_000), (SECONDS, SECONDS)),
-        prepare("sphere: the size of its header is no number", "x.sph", lambda: sphere().replace(b"   1024\n", b"   abcd\n"), SECONDS),
-        prepare("gzip with the name of a wav", "x.wav", lambda: gzip.compress(original()), BAD),
-        prepare("raw samples with the name of a wav", "x.wav", lambda: samples().tobytes(), BAD),
-        prepare("a git-lfs pointer", "x.flac", lambda: b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n", BAD),
-        prepare("m4a, for which FFmpeg is needed", "x.m4a", lambda: b"\0\0\0\x18ftypM4A \0\0\0\0M4A mp42" + b"\0\0\x10\0mdat" + bytes(4088), BAD),
-        prepare("webm, only its first bytes", "x.webm", lambda: b"\x1a\x45\xdf\xa3" + bytes(60), BAD),
-        prepare("a named pipe", "x.wav", there(os.mkfifo, "x.wav"), BAD, listed=False),
-        prepare("a folder with the name of a wav", "x.wav", there(Path.mkdir, "x.wav"), BAD, listed=False),
-        prepare("a link that leads nowhere", "x.wav", there(lambda path: path.symlink_to("gone.wav"), "x.wav"), BAD),
-        prepare("a link to /dev/zero", "x.wav", there(lambda path: path.symlink_to("/dev/zero"), "x.wav"), BAD, listed=False),
-        prepare("a link to the memory of the process", "x.wav", there(lambda path: path.symlink_to("/proc/self/mem"), "x.wav"), BAD, listed=False),
-        prepare("a folder that contains itself", "x", there(lambda path: path.symlink_to("."), "x"), (0.0, 2.0), listed=False),
-        prepare("a sparse wav of 600 MB", "x.wav", there(long_wav, "x.wav"), (19_660.8, 19_660.8), limit_s=120),
+        *((f"pretrain: noise {name}", noise(make), pretrain(*noisy), Right(
+            recorded("noise.wav") if name in spoilt else recorded())) for name, make in noises.items()),
+        ("pretrain: noise in GSM", noise(written(CONTAINERS["GSM"]), duration=12.0), pretrain(*noisy), Right(recorded())),
+        ("pretrain: speech in GSM", in_training(written(CONTAINERS["GSM"])), pretrain(), Right(recorded())),
+        ("pretrain: noise of one sample", noise(wav(VOICE[:1]), duration=1 / RATE), pretrain(*noisy), Right(recorded())),
+        ("pretrain: noise behind its end", noise(wav(VOICE), offset=60.0), pretrain(*noisy), Right(recorded("noise.wav"))),
+        ("pretrain: bad files, two workers", both(*(in_training(BAD[kind], Path(f"audio/{i}.wav")) for i, kind in
+            enumerate(("empty", "one NaN", "one sample of 1e30", "flac cut in half"), 4))), pretrain(*workers),
+         Right(recorded("4.wav", "5.wav", "6.wav", "7.wav"))),
+        ("pretrain: all bad", everywhere(BAD["empty"]), pretrain(), nothing_left),
+        ("pretrain: all bad, two workers", everywhere(BAD["empty"]), pretrain(*workers), nothing_left),
+        ("pretrain: all pipes, two workers", everywhere(os.mkfifo), pretrain(*workers), nothing_left),
+        ("pretrain: all folders", everywhere(Path.mkdir), pretrain(), nothing_left),
+        ("pretrain: every file of 1e30", everywhere(BAD["all of 1e30"]), pretrain(), nothing_left),
+        ("pretrain: all silent", everywhere(wav(np.zeros(2 * RATE, np.int16))), pretrain(), Right(trained)),
+        ("pretrain: all silent and trimmed", everywhere(wav(np.zeros(2 * RATE, np.int16))),
+         pretrain("model.train_ds.trim_silence=true"), Either(nothing_left, Right(trained))),
+        ("pretrain: all floats as large as 16-bit numbers", everywhere(written(LOSSY["floats as large as 16-bit numbers"])),
+         pretrain(), Right(recorded())),
+        ("pretrain: the second channel of mono", None, pretrain(*second_channel), Refused(("channel",), partial=True)),
+        ("pretrain: the second channel, one is mono", both(everywhere(stereo), in_training(wav(VOICE))),
+         pretrain(*second_channel), Right(recorded("2.wav"))),
+        ("pretrain: validation all bad", both(other_training, in_training(BAD["empty"], *valid)), pretrain(), Refused(
+            ("0.wav|1.wav|2.wav|3.wav",), partial=True)),
+        ("pretrain: lines state 5 s", lines(duration=5.0), pretrain(), Refused((".wav",), partial=True)),
+        ("pretrain: one line states 5 s", in_training(wav(VOICE[: RATE // 4])), pretrain(), Right(recorded("2.wav"))),
+        ("pretrain: a header of ten hours", in_training(written(endless())), pretrain(), Right(recorded())),
+        ("pretrain: utterances of 20 ms", short,
+         pretrain("model.train_ds.min_duration=0", "model.train_ds.max_bad_fraction=1"), Either(
+             Refused(("min_duration|mask|short",), partial=True), Right(trained))),
+        ("pretrain: two ranks, bad files", in_training(BAD["one sample of 1e30"]), pretrain("trainer.devices=2",
+            "model.train_ds.batch_size=1"), Right(recorded("2.wav"))),
     ]  # fmt: skip
 
 
-def long_wav(path: Path) -> None:
-    size = 600 << 20
-    path.write_bytes(wav(b"", stated=size))
-    os.truncate(path, 44 + size)
+def again() -> list[Row]:
+    """`extract`, once more, after something has happened to its results or to the audio."""
 
+    def extracted(folder: Path) -> None:
+        outcome = in_fork(EXTRACT, folder, {}, 120)
+        if outcome.code != 0:
+            raise RuntimeError(outcome.text[-500:])
 
-def extracting() -> list[Trial]:
-    exact = Right(same_features)
-    near = Right(close_features(0.05))
-    any_finite = Either(Refused(partial=True), Right(some_finite))
-
-    def stereo(left: Any, right: Any) -> bytes:
-        return encoded("WAV", "PCM_16", np.stack([left, right], 1))
-
-    def bad(name: str, file: str, make: Make) -> Trial:
-        return extract(name, file, make, Refused((file,), partial=True))
-
-    def mixed(folder: Path) -> None:
-        for name, make in (
-            ("empty.wav", lambda: b""),
-            ("cut.flac", flac(cut(0.4))),
-            ("nan.wav", floats(put(5, float("nan")))),
-            ("text.mp3", lambda: b"no audio"),
-        ):
-            placed(make, name)(folder)
-        shutil.copy(folder / "audio/0.wav", folder / "in/good.wav")
-
-    def of_good_and_bad(folder: Path, outcome: Outcome) -> str | None:
-        named = {Path(line["audio_filepath"]).name for line in lines_of(folder / "out/bad.jsonl")}
-        if named != {"empty.wav", "cut.flac", "nan.wav", "text.mp3"}:
-            return f"bad.jsonl names {sorted(named)}"
-        return same_features(folder, outcome)
-
-    def listed(content: bytes) -> Setup:
-        return lambda folder: (folder / "list.txt").write_bytes(content)
-
-    command = ["extract", "model.nemo", "list.txt", "out", *EXTRACT]
-    return [
-        extract("24 bits", "x.wav", lambda: encoded("WAV", "PCM_24", samples().astype(np.int32) << 16), exact),
-        extract("32-bit floats", "x.wav", floats(lambda v: v), exact),
-        extract("big-endian WAV", "x.wav", lambda: encoded("WAV", "PCM_16", endian="BIG"), exact),
-        extract("hand-written AIFF-C, little-endian", "x.aiff", aifc, exact),
-        extract("hand-written NIST SPHERE", "x.sph", sphere, exact),
-        extract("hand-written AU of unknown size", "x.au", lambda: au(2**32 - 1), Either(Refused(("x.au",), partial=True), exact)),
-        extract("FLAC without a length", "x.flac", flac(flac_total(0)), Either(Refused(("x.flac",), partial=True), exact)),
-        extract("two equal channels", "x.wav", lambda: stereo(samples(), samples()), exact),
-        extract("channels that cancel each other", "x.wav", lambda: stereo(samples(), -samples()), any_finite),
-        extract("mu-law", "x.wav", lambda: encoded("WAV", "ULAW"), Right(some_finite)),
-        extract("48 kHz, by repeating samples", "x.wav", lambda: encoded("WAV", "PCM_16", samples().repeat(3), 48_000), Right(some_finite)),
-        extract("floats scaled by 1e-30", "x.wav", floats(lambda v: v * 1e-30), any_finite),
-        extract("floats scaled by 1e6", "x.wav", floats(lambda v: v * 1e6), any_finite),
-        extract("silence", "x.wav", lambda: wav(bytes(51_200)), any_finite),
-        extract("a constant of full scale", "x.wav", lambda: wav(b"\xff\x7f" * 25_600), any_finite),
-        extract("one sample", "x.wav", lambda: wav(b"\1\0"), any_finite),
-        extract("five milliseconds", "x.wav", lambda: wav(samples()[:80].tobytes()), any_finite),
-        extract("an odd byte at the end", "x.wav", lambda: wav(samples().tobytes() + b"\7"), Either(Refused(("x.wav",), partial=True), exact)),
-        extract("a good file with the wrong ending", "x.mp3", original, exact),
-        bad("infinite samples", "x.wav", floats(put(0, -float("inf")))),
-        bad("a sample of 1e30", "x.wav", floats(put(77, 1e30))),
-        bad("a cut FLAC", "x.flac", flac(cut(0.6))),
-        bad("a name with quotes, and no audio", "it's \"x\".wav", lambda: b"RIFF"),
-        bad("700 s, longer than the limit", "long.flac", lambda: encoded("FLAC", "PCM_16", np.zeros(700 * RATE, np.int16))),
-        Trial("audio", "extract: one good file, four bad ones", ["extract", "model.nemo", "in", "out", *EXTRACT], Right(of_good_and_bad, codes=(1,)), both(model, mixed)),
-        Trial("audio", "extract: a list with line ends of Windows", command, exact, both(model, listed(b"audio/0.wav\r\n"))),
-        Trial("audio", "extract: a list with a device that never ends", command, Either(Refused(partial=True), Right(same_features)), both(model, listed(b"audio/0.wav\n/dev/zero\n"))),
-        Trial("audio", "extract: a list with a file that is gone", command, Right(same_features, codes=(1,)), both(model, listed(b"audio/0.wav\naudio/gone.wav\n"))),
-        Trial("audio", "extract: AIFF through a wrong name, near", ["extract", "model.nemo", "x.wav", "out", *EXTRACT], near, both(model, lambda folder: (folder / "x.wav").write_bytes(encoded("AIFF", "PCM_24", samples().astype(np.int32) << 16)))),
-    ]  # fmt: skip
-
-
-def manifests_of_audio() -> list[Trial]:
-    """prepare and inspect, with manifests whose audio is not as they say."""
-
-    def manifest(*lines: dict[str, Any]) -> Setup:
-        good = {"audio_filepath": "audio/1.wav", "duration": 1.7}
-        return lambda folder: write_lines(folder / "given.jsonl", [good, *lines])
-
-    def found(check: Callable[[list[dict[str, Any]], list[dict[str, Any]]], str | None]) -> Right:
-        return Right(lambda folder, outcome: check(lines_of(folder / "m.jsonl"), lines_of(folder / "m.bad.jsonl")))
-
-    def only_good(good: list[dict[str, Any]], bad: list[dict[str, Any]]) -> str | None:
-        return None if len(good) == 1 and len(bad) == 1 else f"{len(good)} good, {len(bad)} bad"
-
-    def measured(good: list[dict[str, Any]], bad: list[dict[str, Any]]) -> str | None:
-        return None if [round(line["duration"], 3) for line in good] == [1.7, 1.6] else f"{good} {bad}"
-
-    def not_beyond(good: list[dict[str, Any]], bad: list[dict[str, Any]]) -> str | None:
-        beyond = [line for line in good if line.get("offset", 0) + line["duration"] > 1.71 or line["duration"] <= 0]
-        return f"beyond the end: {beyond}" if beyond else None
-
-    def prepared_from(name: str, setup: Setup, expected: Expected) -> Trial:
-        command = ["prepare", "given.jsonl", "--output", "m.jsonl", "--workers", "1"]
-        return Trial("audio", f"prepare: {name}", command, expected, setup)
-
-    def looked_at(name: str, setup: Setup, expected: Expected, *more: str) -> Trial:
-        return Trial("audio", f"inspect: {name}", ["inspect", "train.jsonl", *more], expected, setup)
-
-    def page(folder: Path, outcome: Outcome) -> str | None:
-        text = (folder / "inspect.html").read_text()
-        return "NaN in the page" if ">nan" in text.lower() or '"nan' in text.lower() else None
-
-    def shards(folder: Path, outcome: Outcome) -> str | None:
-        count = 0
-        for path in folder.glob("audio_*.tar"):
-            with tarfile.open(path) as archive:
-                for member in archive.getmembers():
-                    file = archive.extractfile(member)
-                    assert file
-                    values, rate = soundfile.read(io.BytesIO(file.read()))
-                    count += bool(len(values) and np.isfinite(values).all() and rate == RATE)
-        return None if count == 1 else f"{count} good members in the shards"
-
-    zero = {"audio_filepath": "audio/0.wav"}
-    every = lambda make: both(*[in_training(make, f"audio/{i}.wav") for i in range(8)])  # noqa: E731
-    return [
-        prepared_from("a stated duration of 3 hours", manifest({**zero, "duration": 10_800}), found(not_beyond)),
-        prepared_from("no duration, and one in quotes", manifest({**zero, "duration": "1.6"}), found(measured)),
-        prepared_from("a segment beyond the end", manifest({**zero, "offset": 50.0, "duration": 1.0}), found(only_good)),
-        prepared_from("a segment before the beginning", manifest({**zero, "offset": -1.0, "duration": 1.0}), Either(Refused(("given.jsonl|offset",)), found(not_beyond))),
-        prepared_from("a segment of no length", manifest({**zero, "offset": 0.5, "duration": 0.0}), Either(Refused(("given.jsonl|duration",)), found(not_beyond))),
-        prepared_from("a segment across the end", manifest({**zero, "offset": 1.0, "duration": 60.0}), found(not_beyond)),
-        Trial("audio", "prepare: shards of a good and a bad file", ["prepare", "in", "--output", "m.jsonl", "--workers", "1", "--shards", "1"], Right(shards), placed(floats(put(3, float("nan"))), "x.wav")),
-        Trial("audio", "prepare: header check of damage inside", ["prepare", "in", "--output", "m.jsonl", "--workers", "1", "--check", "header"], Right(prepared("x.flac", (SECONDS, SECONDS))), placed(flac(flipped(0.6)), "x.flac")),
-        Trial("audio", "prepare: nothing but bad files", ["prepare", "in", "--output", "m.jsonl"], Refused(("x.wav|no usable audio",), partial=True), both(placed(lambda: b"", "x.wav"), lambda folder: (folder / "in/good.wav").unlink())),
-        looked_at("a file is a text", in_training(lambda: b"no audio at all"), Right(said("3.wav", then=page))),
-        looked_at("a file has a tenth of its line's duration", in_training(original, duration=16.0), Right(said("3.wav", then=page))),
-        looked_at("a file with NaN", in_training(floats(put(5, float("nan")))), Right(page)),
-        looked_at("a named pipe", in_training(os_mkfifo), Either(Refused(("3.wav",)), Right(said("3.wav", then=page)))),
-        looked_at("every file is empty", every(lambda: b""), Either(Refused(("wav",)), Right(said("wav", then=page)))),
-        looked_at("every file is silent", every(lambda: wav(bytes(51_200))), Right(page)),
-        looked_at("noise that is a text", both(in_training(lambda: b"no audio", "audio/7.wav"), lambda folder: write_lines(folder / "noise.jsonl", [{"audio_filepath": "audio/7.wav", "duration": 2.3}])), Either(Refused(("7.wav",)), Right(said("7.wav", then=page))), "--noise", "noise.jsonl"),
-    ]  # fmt: skip
-
-
-def os_mkfifo(path: Path) -> None:
-    os.mkfifo(path)
-
-
-def pretraining() -> list[Trial]:
-    named = Right(replaced_in_training())
-    workers = "model.train_ds.num_workers=2"
-    noisy = "model.train_ds.noise_manifest=noise.jsonl"
-
-    def one(name: str, make: Make | Callable[[Path], object], *overrides: str, duration: float | None = None) -> Trial:
-        return train(name, in_training(make, duration=duration), named, *overrides)
-
-    def noise(*makes: Make) -> Setup:
+    def on_features(change: Callable[[bytes], bytes]) -> Setup:
         def setup(folder: Path) -> None:
-            for i, make in enumerate(makes):
-                (folder / f"noise{i}.wav").write_bytes(make())
-            write_lines(
-                folder / "noise.jsonl",
-                [{"audio_filepath": f"noise{i}.wav", "duration": 1.6} for i in range(len(makes))],
-            )
+            (path,) = (folder / "out").rglob("*.npy")
+            on_bytes(change, path)(folder)
 
         return setup
 
-    def every(make: Make) -> Setup:
-        return both(*[in_training(make, f"audio/{i}.wav") for i in range(8)])
+    def lost(folder: Path) -> None:
+        (path,) = (folder / "out").rglob("*.npy")
+        path.unlink()
 
-    def rates(folder: Path) -> None:
-        for i, rate in enumerate((8000, 11_025, 22_050, 44_100, 48_000, 96_000, 192_000, 1000)):
-            soundfile.write(folder / f"audio/{i}.wav", np.tile(speech(rate, i), 2), rate)
-        write_lines(folder / "train.jsonl", [{"audio_filepath": f"audio/{i}.wav", "duration": 2.0} for i in range(8)])
-
-    mostly = Either(Refused(("bad|read",), partial=True), Right(trained))
-    return [
-        one("a file with NaN", floats(put(9, float("nan")))),
-        one("a sample of 1e30", floats(put(9, 1e30))),
-        one("a cut FLAC, with workers", flac(cut(0.5)), workers),
-        one("one bit in a FLAC", flac(flipped(0.5))),
-        one("an empty file, with workers", lambda: b"", workers),
-        one("a folder in its place", Path.mkdir),
-        one("a named pipe in its place", os_mkfifo),
-        one("a link to /dev/zero", lambda path: path.symlink_to("/dev/zero")),
-        one("a line that promises 16 s of 1.6", original, duration=16.0),
-        train("every file is empty", every(lambda: b""), Refused(("read|bad",), partial=True)),
-        train("every file is silent", every(lambda: wav(bytes(64_000))), Either(Refused(partial=True), Right(trained))),
-        train("every file is a constant", every(lambda: wav(b"\0\x40" * 32_000)), Either(Refused(partial=True), Right(trained))),
-        train("every file has 1e-30 as its largest sample", every(floats(lambda v: v * 1e-30)), Either(Refused(partial=True), Right(trained))),
-        train("eight rates from 1 to 192 kHz", rates, Right(trained)),
-        train("five of eight files are texts", both(*[in_training(lambda: b"text", f"audio/{i}.wav") for i in range(5)]), mostly),
-        train("noise: all files are texts", noise(lambda: b"text", lambda: b"other"), Either(Refused(("noise",), partial=True), Right(said("noise"))), noisy),
-        train("noise: one of two has infinite samples", noise(original, floats(put(4, float("inf")))), Right(trained), noisy),
-        train("noise: silence", noise(lambda: wav(bytes(51_200))), Right(trained), noisy),
-        train("noise: one sample", noise(lambda: wav(b"\1\0")), Either(Refused(("noise",), partial=True), Right(trained)), noisy),
-        train("validation: every file is a text", lambda folder: other_validation(folder, b"text"), Either(Refused(("valid|read",), partial=True), Right(trained))),
-        train("channel 3 of two", both(*[in_training(lambda: encoded("WAV", "PCM_16", np.stack([samples(), samples()], 1)), f"audio/{i}.wav") for i in range(8)]), Refused(("channel",), partial=True), "model.train_ds.channel_selector=3"),
+    one = alone(wav(voice_of_fixture()))
+    changes: list[tuple[str, Setup]] = [
+        ("the features are empty", on_features(always(b""))),
+        ("the features are cut", on_features(cut(0.5))),
+        ("the features are lost", lost),
+        ("its manifest is cut", on_bytes(cut(0.5), Path("out/manifest.jsonl"))),
+        ("its manifest is of zeros", on_bytes(zeros, Path("out/manifest.jsonl"))),
+        ("its description is lost", replaced(nothing, Path("out/extract.json"))),
+        ("its description is empty", on_bytes(always(b""), Path("out/extract.json"))),
+    ]
+    replaced_audio = both(corpus({"2.wav": wav(VOICE)}), extracted, replaced(BAD["one NaN"], Path("corpus/2.wav")))
+    rows: list[Row] = [
+        (f"extract again: {name}", both(one, extracted, change), EXTRACT, Either(
+            Refused(("out|extract.json",)), Right(same_features))) for name, change in changes
     ]  # fmt: skip
+    return [*rows, ("extract again: a file went bad", replaced_audio, EXTRACT, Right(lost_of_two, codes=(1,)))]
 
 
-def other_validation(folder: Path, content: bytes) -> None:
-    for i in range(2):
-        (folder / f"v{i}.wav").write_bytes(content)
-    write_lines(folder / "valid.jsonl", [{"audio_filepath": f"v{i}.wav", "duration": 2.0} for i in range(2)])
+def lost_of_two(folder: Path, outcome: Outcome) -> str | None:
+    """The manifest has the good file only, and the other is named."""
+    found, rejected = names(folder / "out/manifest.jsonl"), names(folder / "out/bad.jsonl")
+    return None if (set(found), set(rejected)) == ({"good.wav"}, {"2.wav"}) else f"{sorted(found)}, {sorted(rejected)}"
+
+
+def other_training(folder: Path) -> None:
+    """Training has no file of validation."""
+    write_lines(folder / "train.jsonl", [{"audio_filepath": f"audio/{i}.wav", "duration": 1.6} for i in range(4, 8)])
+
+
+def while_running() -> list[Trial]:
+    changes: list[tuple[str, Setup]] = [
+        ("all audio removed", lambda folder: shutil.rmtree(folder / "audio")),
+        ("audio emptied", both(*(on_bytes(cut(0.0), Path(f"audio/{i}.wav")) for i in range(8)))),
+        ("a file written again, shorter", replaced(wav(VOICE[:4000]), SECOND)),
+    ]
+    command = resume("trainer.max_steps=30")
+    return [
+        Trial(GROUP, f"while running: {name}", command, Right(ended_well), act=disturbed(change), limit_s=120)
+        for name, change in changes
+    ]
 
 
 def trials() -> list[Trial]:
-    tables: Sequence[Callable[[], list[Trial]]] = (preparing, extracting, manifests_of_audio, pretraining)
-    return [trial for table in tables for trial in table()]
+    rows = [*bad_files(), *good_files(), *corpora(), *segments(), *again(), *training()]
+    trial = partial(Trial, GROUP, limit_s=90.0)
+    plain = [
+        trial(name, command, expected, setup, own_process="two ranks" in name)
+        for name, setup, command, expected in rows
+    ]
+    at_once = '"$@" & first=$!; "$@"; a=$?; wait $first; b=$?; [ $a -eq 0 ] || [ $b -eq 0 ]'
+    twice = trial(
+        "extract: twice at once", EXTRACT, Right(same_features), alone(wav(voice_of_fixture())), shell=at_once
+    )
+    return [*plain, twice, *while_running()]

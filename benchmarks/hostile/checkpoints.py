@@ -1,16 +1,19 @@
-"""Damaged, foreign or misplaced checkpoints and run folders; then the run is resumed.
+"""Damaged, foreign, moved and half copied checkpoints and run folders, then resume.
 
-A run with six steps is damaged, and the same command is given for ten. What must come of it is in docs/run-folder.md:
-the losses of the run that was never interrupted, from the newest good checkpoint; or a refusal that changes nothing.
+A resumed run has, bit for bit, the losses of one that was never interrupted, or it is refused with the file's name.
 """
 
 from __future__ import annotations
 
+import base64
+import csv
+import fcntl
+import gzip
 import io
+import math
 import os
 import pickle
 import shutil
-import struct
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,11 +21,11 @@ from typing import Any
 
 import torch
 from benchmarks.hostile.harness import (
-    EVIL,
+    ALL_STEPS,
+    BASE_STEPS,
     RUN,
     Check,
     Either,
-    Evil,
     Expected,
     Fixture,
     Outcome,
@@ -33,415 +36,714 @@ from benchmarks.hostile.harness import (
     always,
     both,
     cut,
+    ended_well,
+    flipped,
+    in_fork,
+    in_process,
     link,
     losses,
-    nothing,
     on_bytes,
     patched,
     replaced,
     resume,
     resumed,
-    rows,
     said,
     trained,
-    zeros,
 )
+from safetensors.torch import save_file
 
-FOLDER = RUN / "checkpoints"
-LAST, BEFORE = FOLDER / "last.ckpt", FOLDER / "last-before.ckpt"
-WARNED = said("last.ckpt", "passed over", then=resumed)
-"""It names what it passed over, and resumes from another checkpoint."""
-LAST_NAMED = Refused(("last.ckpt|checkpoint",))
-PASSED_OVER = Right(WARNED)
-
-
-def best(folder: Path) -> Path:
-    return next((folder / FOLDER).glob("run--*.ckpt"))
+GROUP = "checkpoints"
+CHECKPOINTS = RUN / "checkpoints"
+LAST, BEFORE = CHECKPOINTS / "last.ckpt", CHECKPOINTS / "last-before.ckpt"
+Content = dict[str, Any]
 
 
-def content(change: Callable[[dict[str, Any]], object], path: Path = LAST) -> Setup:
-    """Change what a checkpoint contains and save it as torch does: its checksums are right."""
-
-    def setup(folder: Path) -> None:
-        found = torch.load(folder / path, weights_only=True)
-        result = change(found)
-        (folder / path).unlink()
-        torch.save(found if result is None else result, folder / path)
-
-    return setup
+# -------------------------------------------------------------------------------------------------------- what is right
 
 
-def gone(key: str) -> Setup:
-    def change(found: dict[str, Any]) -> None:
-        del found[key]
-
-    return content(change)
+def steps_of(path: Path) -> int:
+    return int(torch.load(path, weights_only=True)["global_step"])
 
 
-def put(key: str, value: object) -> Setup:
-    return content(lambda found: found.update({key: value}))
+def whole_again(folder: Path, outcome: Outcome) -> str | None:
+    """The losses are those of an undisturbed run, and its last checkpoint is there and good."""
+    if wrong := resumed(folder, outcome):
+        return wrong
+    last = folder / LAST
+    if not last.is_file() or steps_of(last) != ALL_STEPS:
+        return f"last.ckpt is not one of step {ALL_STEPS}"
+    return None
 
 
-def to_all(damage: Callable[[Path], Setup]) -> Setup:
-    """Damage every checkpoint of the run."""
-
-    def setup(folder: Path) -> None:
-        for path in sorted((folder / FOLDER).glob("*.ckpt")):
-            damage(path.relative_to(folder))(folder)
-
-    return setup
-
-
-def weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Setup:
-    def inside(found: dict[str, Any]) -> None:
-        change(found["state_dict"])
-
-    return content(inside)
-
-
-def optimizer(change: Callable[[dict[str, Any]], object]) -> Setup:
-    def inside(found: dict[str, Any]) -> None:
-        change(found["optimizer_states"][0])
-
-    return content(inside)
+def from_six(folder: Path, outcome: Outcome) -> str | None:
+    """The new rows of metrics.csv are right; older ones may be in another form, or kept in another file."""
+    expected = losses(Fixture.path / "runs/whole")
+    with (folder / RUN / "metrics.csv").open(newline="", encoding="utf-8-sig") as file:
+        rows = [row for row in csv.DictReader(file) if row.get("train_loss")]
+    found = {}
+    for row in rows:
+        step = int(float(row["step"]))
+        if step in found:
+            return f"step {step} has two rows"
+        found[step] = row["train_loss"]
+    different = [step for step in range(BASE_STEPS, ALL_STEPS) if found.get(step) != expected[step]]
+    if different:
+        return f"no row or another loss at steps {different}"
+    return None
 
 
-def run_file(name: str, change: Callable[[bytes], bytes]) -> Setup:
-    return on_bytes(change, RUN / name)
+def rows_kept(folder: Path, outcome: Outcome) -> str | None:
+    """The new rows are right, and the old ones are in the same file, or in one that is kept."""
+    if wrong := from_six(folder, outcome):
+        return wrong
+    if (folder / RUN / "metrics-before.csv").exists():
+        return None
+    text = (folder / RUN / "metrics.csv").read_text(encoding="utf-8-sig")
+    gone = [step for step, loss in losses(Fixture.path / RUN).items() if step < 4 and loss not in text]
+    return f"the rows of steps {gone} are gone" if gone else None
 
 
-def archive(change: Callable[[str, bytes], bytes | None]) -> Callable[[bytes], bytes]:
-    """Write torch's archive anew, with right checksums."""
-
-    def make(data: bytes) -> bytes:
-        buffer = io.BytesIO()
-        with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(buffer, "w") as new:
-            for name in old.namelist():
-                changed = change(name, old.read(name))
-                if changed is not None:
-                    new.writestr(zipfile.ZipInfo(name), changed)
-        return buffer.getvalue()
-
-    return make
+def finished_before(folder: Path, outcome: Outcome) -> str | None:
+    """Nothing was left to do: the old losses and the old checkpoint are as they were."""
+    if losses(folder / RUN) != losses(Fixture.path / RUN):
+        return "the losses of the finished run have changed"
+    if steps_of(folder / LAST) != BASE_STEPS:
+        return f"last.ckpt is no longer that of step {BASE_STEPS}"
+    return None
 
 
-def bit(ending: str = "", largest: bool = False, last: bool = False) -> Callable[[bytes], bytes]:
-    """Flip a bit in the middle of a record of torch's archive: of that name, the largest, or the last large one.
+def one_best(run: str) -> Check:
+    """At most one of the best checkpoints is on the disk (save_top_k=1), and another run's folder is as it was."""
 
-    Between the records there is padding, where a flipped bit changes nothing.
-    """
-
-    def change(data: bytes) -> bytes:
-        with zipfile.ZipFile(io.BytesIO(data)) as found:
-            of_it = [item for item in found.infolist() if item.filename.endswith(ending) and item.file_size > 1000]
-        item = max(of_it, key=lambda one: one.file_size) if largest else of_it[-1 if last else 0]
-        names, extra = struct.unpack("<HH", data[item.header_offset + 26 : item.header_offset + 30])
-        at = item.header_offset + 30 + names + extra + item.file_size // 2
-        return patched(data, at, bytes([data[at] ^ 4]))
-
-    return change
-
-
-def as_folder(*names: str, data: bytes = b"") -> Callable[[Path], None]:
-    def make(path: Path) -> None:
-        path.mkdir()
-        for name in names:
-            (path / name).write_bytes(data)
-
-    return make
-
-
-def continued(folder: Path, outcome: Outcome) -> str | None:
-    """It resumed, went to the end, and what it trained is sound; losses may differ from the undisturbed run's."""
-    if "resumed at step" not in outcome.text:
-        return "it does not say that it resumed"
-    found = losses(folder / RUN)
-    if sorted(found) != list(range(10)):
-        return f"metrics.csv has the steps {sorted(found)}"
-    return trained(folder, outcome)
-
-
-def steps(count: int, then: Check) -> Check:
     def check(folder: Path, outcome: Outcome) -> str | None:
-        found = [int(row["step"]) for row in rows(folder / RUN) if row["train_loss"]]
-        return f"metrics.csv has the steps {found}" if found != list(range(count)) else then(folder, outcome)
+        if touched := [name for name in outcome.changed if name.startswith("runs/run/")]:
+            return f"changed another run: {touched[:3]}"
+        best = [path.name for path in (folder / "runs" / run / "checkpoints").glob("*val_loss=*")]
+        return f"{len(best)} best checkpoints: {sorted(best)}" if len(best) != 1 else None
 
     return check
 
 
-def other_run(folder: Path) -> None:
-    """last.ckpt of a run with two ranks."""
-    shutil.copy(Fixture.path / "runs/two_ranks/checkpoints/last.ckpt", folder / LAST)
+def has_group(**settings: object) -> Check:
+    """The optimizer in the last checkpoint works with these settings."""
+
+    def check(folder: Path, outcome: Outcome) -> str | None:
+        groups = torch.load(folder / LAST, weights_only=True)["optimizer_states"][0]["param_groups"]
+        wrong = {key: group[key] for group in groups for key, value in settings.items() if group[key] != value}
+        return f"the optimizer has {wrong}" if wrong else trained(folder, outcome)
+
+    return check
 
 
-def swapped(folder: Path) -> None:
-    """The older checkpoint has the newer one's name."""
-    a, b = folder / LAST, folder / BEFORE
-    old = b.read_bytes()
-    new = a.read_bytes()
-    for path, data in ((a, old), (b, new)):
+def has_average(folder: Path, outcome: Outcome) -> str | None:
+    missing = "current_model_state" not in torch.load(folder / LAST, weights_only=True)
+    return "no averaged weights were saved" if missing else trained(folder, outcome)
+
+
+def nothing_changed(folder: Path, outcome: Outcome) -> str | None:
+    return f"changed {outcome.changed[:4]}" if outcome.changed else None
+
+
+def not_gone(folder: Path, outcome: Outcome) -> str | None:
+    """A page was written although no checkpoint can be read."""
+    return None if (folder / RUN / "report.html").stat().st_size > 1000 else "no page"
+
+
+def begun_beside(folder: Path, outcome: Outcome) -> str | None:
+    """It began again, and the metrics of the earlier run are beside the new ones."""
+    kept = folder / RUN / "metrics-before.csv"
+    same = kept.is_file() and kept.read_bytes() == (Fixture.path / RUN / "metrics.csv").read_bytes()
+    return None if same else "the metrics of the earlier run are gone"
+
+
+UNHARMED = Right(whole_again)
+PASSED_OVER = Right(said("passed over", "last.ckpt", then=whole_again))
+OPEN = Either(Refused(("last.ckpt",)), UNHARMED)
+NO_CHECKPOINT = Refused((" checkpoint",))
+
+METRICS_KEPT = Either(NO_CHECKPOINT, Right(begun_beside))
+NEW_ROWS = Right(from_six)
+OWN_ONLY = Either(Refused(("teacher.ckpt",)), PASSED_OVER)
+
+
+# -------------------------------------------------------------------------------------------------- ways to harm a file
+
+
+def doubled(data: bytes) -> bytes:
+    return data + data
+
+
+def hole(at: float, size: int) -> Callable[[bytes], bytes]:
+    """Zeros where a block was never written; the size of the file is right."""
+    return lambda data: patched(data, int(at * len(data)), bytes(min(size, len(data) - int(at * len(data)))))
+
+
+def lost_byte(data: bytes) -> bytes:
+    return data[: len(data) // 2] + data[len(data) // 2 + 1 :]
+
+
+def extra_byte(data: bytes) -> bytes:
+    return data[: len(data) // 2] + b"\r" + data[len(data) // 2 :]
+
+
+def wrong_order(data: bytes) -> bytes:
+    return data[len(data) // 2 :] + data[: len(data) // 2]
+
+
+def as_text(data: bytes) -> bytes:
+    return data.decode("utf-8", "replace").encode()
+
+
+def padded(data: bytes) -> bytes:
+    """Filled up to whole blocks, as `dd conv=sync` does."""
+    return data + bytes(-len(data) % 10_240)
+
+
+def zipped_again(data: bytes) -> bytes:
+    """Unpacked by hand and packed by a usual zip program: compressed, under another name."""
+    new = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(new, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in old.namelist():
+            archive.writestr(name.replace("archive/", "last/", 1), old.read(name))
+    return new.getvalue()
+
+
+PAGE = b"<!DOCTYPE html>\n<html><head><title>404 Not Found</title></head><body>Sign in</body></html>\n"
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"4d7a" * 16 + b"\nsize 926369\n"
+HARM: dict[str, Callable[[bytes], bytes]] = {
+    "the error page of a download": always(PAGE),
+    "a pointer of git lfs": always(POINTER),
+    "packed with gzip under the old name": gzip.compress,
+    "sent by FTP as text": lambda data: data.replace(b"\n", b"\r\n"),
+    "saved by a text editor": as_text,
+    "base64 of a mail": base64.encodebytes,
+    "a hole at its start": hole(0, 4096),
+    "a hole in its middle": hole(0.5, 1 << 16),
+    "zeros in its last block": hole(0.995, 1 << 16),
+    "the second half is zeros": hole(0.5, 1 << 30),
+    "a byte lost": lost_byte,
+    "a byte too many": extra_byte,
+    "two parts in the wrong order": wrong_order,
+    "a flipped bit in the pickle": flipped(0.03),
+}
+HARMLESS: dict[str, Callable[[bytes], bytes]] = {
+    "a newline at its end": lambda data: data + b"\n",
+    "filled up to whole blocks": padded,
+    "appended to itself": doubled,
+    "unpacked and packed again": zipped_again,
+    "a flipped bit in the list of files": flipped(0.98),
+}
+
+
+def half_copied(folder: Path) -> None:
+    """`rsync --inplace` was interrupted: the new file's beginning in the old file, of the same size."""
+    new, old = (folder / LAST).read_bytes(), (folder / BEFORE).read_bytes()
+    (folder / LAST).unlink()
+    (folder / LAST).write_bytes(new[: len(new) * 2 // 5] + old[len(new) * 2 // 5 :])
+
+
+def unpacked(path: Path) -> None:
+    """A browser that unpacks every zip archive it finds."""
+    with zipfile.ZipFile(Fixture.path / LAST) as archive:
+        archive.extractall(path)
+
+
+def weights_only(path: Path) -> None:
+    content = torch.load(Fixture.path / LAST, weights_only=True)
+    save_file({name: value.contiguous() for name, value in content["state_dict"].items()}, path)
+
+
+def copied(source: str) -> Callable[[Path], object]:
+    return lambda path: shutil.copy(Fixture.path / source, path)
+
+
+PLACES: list[tuple[str, Callable[[Path], object], Expected]] = [
+    ("is an empty folder", Path.mkdir, PASSED_OVER),
+    ("was unpacked into a folder", unpacked, PASSED_OVER),
+    ("is a link to itself", link("last.ckpt"), PASSED_OVER),
+    ("is a link to a scratch disk that was wiped", link("/scratch/gone/last.ckpt"), PASSED_OVER),
+    ("is a link to its predecessor", link("last-before.ckpt"), UNHARMED),
+    ("is a .nemo file with the wrong name", copied("model.nemo"), OPEN),
+    ("is a .safetensors file with the wrong name", weights_only, OPEN),
+]
+
+
+# --------------------------------------------------------------------------------------------- other tools' checkpoints
+
+
+def edited(change: Callable[[Content], object], **options: Any) -> Setup:
+    """A script of the user has changed last.ckpt: load, change, save."""
+
+    def setup(folder: Path) -> None:
+        content = torch.load(folder / LAST, weights_only=True)
+        change(content)
+        (folder / LAST).unlink()
+        torch.save(content, folder / LAST, **options)
+
+    return both(Fixture.run, setup)
+
+
+def without(*keys: str) -> Callable[[Content], object]:
+    return lambda content: [content.pop(key) for key in keys]
+
+
+def only(*keys: str) -> Callable[[Content], object]:
+    return lambda content: [content.pop(key) for key in set(content) - set(keys)]
+
+
+def renamed(prefix: str) -> Callable[[Content], object]:
+    def change(content: Content) -> None:
+        content["state_dict"] = {prefix + name: value for name, value in content["state_dict"].items()}
+
+    return change
+
+
+def as_type(dtype: torch.dtype) -> Callable[[Content], object]:
+    def change(content: Content) -> None:
+        old = content["state_dict"]
+        content["state_dict"] = {k: v.to(dtype) if v.is_floating_point() else v for k, v in old.items()}
+
+    return change
+
+
+def moments(change: Callable[[torch.Tensor], torch.Tensor], key: str) -> Callable[[Content], object]:
+    def apply(content: Content) -> None:
+        for state in content["optimizer_states"][0]["state"].values():
+            state[key] = change(state[key])
+
+    return apply
+
+
+def one_weight(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Content], object]:
+    def apply(content: Content) -> None:
+        name = next(name for name in content["state_dict"] if name.endswith("linear1.weight"))
+        content["state_dict"][name] = change(content["state_dict"][name])
+
+    return apply
+
+
+def lost_weight(content: Content) -> None:
+    content["state_dict"].popitem()
+
+
+def lost_moment(content: Content) -> None:
+    content["optimizer_states"][0]["state"].pop(3)
+
+
+def added_weight(content: Content) -> None:
+    content["state_dict"]["head.weight"] = torch.zeros(10, 32)
+
+
+def with_path(content: Content) -> None:
+    content["hyper_parameters"]["from"] = Path("old/last.ckpt")
+
+
+def pickled(folder: Path) -> None:
+    content = torch.load(folder / LAST, weights_only=True)
+    (folder / LAST).unlink()
+    (folder / LAST).write_bytes(pickle.dumps(content))
+
+
+EDITED: dict[str, Setup] = {
+    "slimmed: only weights are left": edited(only("state_dict", "hyper_parameters")),
+    "slimmed: no optimizer": edited(without("optimizer_states")),
+    "no learning-rate schedule": edited(without("lr_schedulers")),
+    "no position in the data": edited(without("data_position")),
+    "no progress, as Lightning writes it": edited(without("progress")),
+    "no steps": edited(without("global_step")),
+    "no version": edited(without("nest_ssl_version")),
+    "names begin with module.": edited(renamed("module.")),
+    "names begin with _orig_mod.": edited(renamed("_orig_mod.")),
+    "halved to bfloat16": edited(as_type(torch.bfloat16)),
+    "halved to float16": edited(as_type(torch.float16)),
+    "moments in bfloat16": edited(moments(torch.Tensor.bfloat16, "exp_avg")),
+    "moments are NaN": edited(moments(lambda value: value * math.nan, "exp_avg")),
+    "second moments are infinite": edited(moments(lambda value: value + math.inf, "exp_avg_sq")),
+    "second moments are negative": edited(moments(lambda value: -1 - value, "exp_avg_sq")),
+    "a weight of NaN": edited(one_weight(lambda value: value * math.nan)),
+    "a transposed weight": edited(one_weight(lambda value: value.T.contiguous())),
+    "a weight is missing": edited(lost_weight),
+    "a moment is missing": edited(lost_moment),
+    "a weight too many": edited(added_weight),
+    "a path among its settings": edited(with_path),
+    "torch's form of 2019": edited(lambda content: None, _use_new_zipfile_serialization=False),
+    "written with pickle": both(Fixture.run, pickled),
+}
+
+
+# ---------------------------------------------------------------------------------------------------- folders that moved
+
+
+def removed(*patterns: str) -> Setup:
+    def setup(folder: Path) -> None:
+        for pattern in patterns:
+            for path in list((folder / RUN).glob(pattern)):
+                path.unlink() if path.is_file() or path.is_symlink() else shutil.rmtree(path)
+
+    return setup
+
+
+def written(name: str, content: bytes) -> Setup:
+    return lambda folder: (folder / RUN / name).write_bytes(content)
+
+
+def renamed_file(old: str, new: str) -> Setup:
+    return lambda folder: (folder / RUN / old).rename(folder / RUN / new)
+
+
+def foreign(*overrides: str) -> Setup:
+    """The last checkpoint of another run lies in the folder too, the newest file there, with more steps."""
+
+    def setup(folder: Path) -> None:
+        command = resume("exp_manager.name=foreign", "trainer.max_steps=8", *overrides)
+        outcome = in_fork(command, folder, {}, 120)
+        if outcome.code != 0:
+            raise RuntimeError(outcome.text)
+        shutil.copy(folder / "runs/foreign/checkpoints/last.ckpt", folder / CHECKPOINTS / "teacher.ckpt")
+
+    return setup
+
+
+def on_another_disk(folder: Path) -> None:
+    shutil.move(folder / CHECKPOINTS, folder / "scratch")
+    (folder / CHECKPOINTS).symlink_to(folder / "scratch")
+
+
+def restored(folder: Path) -> None:
+    """Unpacked from a backup that keeps neither times nor hard links; last.ckpt was not in it."""
+    for path in (folder / CHECKPOINTS).iterdir():
+        content = path.read_bytes()
         path.unlink()
-        path.write_bytes(data)
-
-
-def moved(folder: Path) -> None:
-    """The folder was copied by something that does not keep times: the oldest file is the newest now."""
-    for number, path in enumerate([folder / LAST, folder / BEFORE, best(folder)]):
-        os.utime(path, (10**9 + number, 10**9 + number))
-
-
-def future(folder: Path) -> None:
-    for path in (folder / FOLDER).iterdir():
-        os.utime(path, (2**32, 2**32))
-
-
-def half_written(folder: Path) -> None:
-    """What a kill in the middle of writing leaves, by the usual names."""
-    data = (folder / LAST).read_bytes()
-    for name in (
-        "last.ckpt.tmp",
-        ".last.ckpt.tmp",
-        "last.ckpt.tmp123",
-        "tmpabc.ckpt",
-        "run--val_loss=0.0001-epoch=9-step=99.ckpt.tmp",
-    ):
-        (folder / FOLDER / name).write_bytes(data[: len(data) // 3])
-
-
-def better_but_broken(folder: Path) -> None:
-    """A file of another tool, with a name that promises more steps and a better loss."""
-    (folder / FOLDER / "run--val_loss=0.0001-epoch=9-step=99.ckpt").write_bytes(b"not a checkpoint")
+        path.write_bytes(content)
+        os.utime(path, (0, 0))
     (folder / LAST).unlink()
 
 
-def newline_csv(data: bytes) -> bytes:
-    return data.replace(b"\n", b"\r\n")
+ALL_GONE = removed("checkpoints/*.ckpt")
+TORN = on_bytes(cut(0.7), LAST)
+FOLDERS: list[tuple[str, Setup, Expected]] = [
+    ("half copied by rsync", half_copied, PASSED_OVER),
+    ("files of macOS next to it", written("checkpoints/._last.ckpt", b"\0\5\x16\7" + bytes(4092)), UNHARMED),
+    (
+        "only files of macOS are newer",
+        both(removed("checkpoints/last.ckpt"), written("checkpoints/._last.ckpt", b"\0\5\x16\7" + bytes(4092))),
+        PASSED_OVER,
+    ),
+    (
+        "a half written file of another program",
+        both(TORN, written("checkpoints/.last.ckpt.Xq3vZ1", b"PK\3\4" + bytes(1000))),
+        PASSED_OVER,
+    ),
+    ("a copy by a browser", renamed_file("checkpoints/last.ckpt", "checkpoints/last (1).ckpt"), PASSED_OVER),
+    ("a name in capitals", renamed_file("checkpoints/last.ckpt", "checkpoints/LAST.CKPT"), PASSED_OVER),
+    ("restored without times", restored, PASSED_OVER),
+    (
+        "torn, and a bigger model's checkpoint is there",
+        both(foreign("model.encoder.d_model=64"), TORN),
+        OWN_ONLY,
+    ),
+    ("torn, and a checkpoint of another seed is there", both(foreign("seed=7"), TORN), OWN_ONLY),
+    (
+        "torn, and its predecessor too",
+        both(TORN, on_bytes(cut(0.7), BEFORE)),
+        PASSED_OVER,
+    ),
+    (
+        "all are torn",
+        both(TORN, lambda folder: [on_bytes(cut(0.5), p)(folder) for p in list((folder / CHECKPOINTS).iterdir())]),
+        Refused(("last.ckpt| checkpoint",)),
+    ),
+    ("no checkpoint was copied", ALL_GONE, NO_CHECKPOINT),
+    ("neither checkpoints nor dot files were copied", both(ALL_GONE, removed(".*")), NO_CHECKPOINT),
+    ("the folder of checkpoints was not copied", removed("checkpoints", ".saved"), METRICS_KEPT),
+    ("the scratch disk with its checkpoints was wiped", replaced(link("/scratch/gone"), CHECKPOINTS), NO_CHECKPOINT),
+    ("checkpoints are on another disk", on_another_disk, UNHARMED),
+    ("dot files were not copied", removed(".*"), UNHARMED),
+    ("an empty .saved, no checkpoints", both(ALL_GONE, written(".saved", b"")), NO_CHECKPOINT),
+    ("a .saved of zeros", written(".saved", bytes(7)), UNHARMED),
+    ("a lock of another machine", written(".lock", b"4711 on gpu07.example.org"), UNHARMED),
+    ("no hparams.yaml", removed("hparams.yaml"), UNHARMED),
+    ("an empty hparams.yaml", written("hparams.yaml", b""), UNHARMED),
+    ("hparams.yaml has conflict marks of git", written("hparams.yaml", b"<<<<<<< HEAD\nmodel:\n\ta: 1\n"), UNHARMED),
+    ("hparams.yaml is a list", written("hparams.yaml", b"- 1\n- 2\n"), UNHARMED),
+    ("no metrics.csv", removed("metrics.csv"), NEW_ROWS),
+]
 
 
-def sparse(path: Path) -> None:
-    path.touch()
-    os.truncate(path, 200 << 30)
+def rows_changed(change: Callable[[str], str]) -> Setup:
+    return on_bytes(lambda data: change(data.decode()).encode(), RUN / "metrics.csv")
 
 
-def case(name: str, setup: Setup, expected: Expected, *overrides: str, **more: Any) -> Trial:
-    return Trial("checkpoints", name, resume(*overrides), expected, both(Fixture.run, setup), **more)
+def with_index(text: str) -> str:
+    lines = text.splitlines()
+    return "".join(f"{'' if i == 0 else i - 1},{line}\n" for i, line in enumerate(lines))
 
 
-def nan(tensors: dict[str, torch.Tensor]) -> None:
-    tensors["encoder.layers.1.norm_out.weight"].fill_(torch.nan)
+def with_float_steps(text: str) -> str:
+    head, *lines = text.splitlines()
+    return "\n".join([head, *(line.replace(",", ".0,", 1) for line in lines)]) + "\n"
 
 
-def files() -> list[Trial]:
-    """Damage that the archive itself shows."""
-    last = lambda change: on_bytes(change, LAST)  # noqa: E731
-    return [
-        case("undamaged, as a control", lambda folder: None, Right(resumed)),
-        case("last.ckpt: cut at a quarter", last(cut(0.25)), PASSED_OVER),
-        case("last.ckpt: its last byte is missing", last(lambda data: data[:-1]), PASSED_OVER),
-        case("last.ckpt: one bit in a weight", last(bit(largest=True)), PASSED_OVER),
-        case("last.ckpt: one bit in the optimizer's moments", last(bit(last=True)), PASSED_OVER),
-        case("last.ckpt: one bit in the pickle", last(bit("data.pkl")), PASSED_OVER),
-        case("last.ckpt: a page of zeros in the middle", last(lambda data: patched(data, 409_600, bytes(4096))), PASSED_OVER),
-        case("last.ckpt: all zeros, its size is right", last(zeros), PASSED_OVER),
-        case("last.ckpt: a kilobyte of the file before, shifted", last(lambda data: data[:500_000] + data[501_024:] + bytes(1024)), PASSED_OVER),
-        case("last.ckpt: bytes appended", last(lambda data: data + b"\0" * 8192), Either(LAST_NAMED, Right(resumed))),
-        case("last.ckpt: a text", last(always(b"see the other disk\n")), PASSED_OVER),
-        case("last.ckpt: a git-lfs pointer", last(always(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 926369\n")), PASSED_OVER),
-        case("last.ckpt: a pickle that runs a command", last(always(EVIL)), PASSED_OVER),
-        case("last.ckpt: a plain pickle of a dict", last(always(pickle.dumps({"global_step": 6}))), PASSED_OVER),
-        case("last.ckpt: archive whose pickle runs a command, checksums right", last(archive(lambda name, data: EVIL if name.endswith("data.pkl") else data)), Either(LAST_NAMED, PASSED_OVER)),
-        case("last.ckpt: a record is missing, the rest is right", last(archive(lambda name, data: None if name.endswith("data/16") else data)), Either(LAST_NAMED, PASSED_OVER)),
-        case("last.ckpt: a zip of other things", last(always(b"PK\x05\x06" + bytes(18))), PASSED_OVER),
-        case("last.ckpt: a link that leads nowhere", replaced(link("/mnt/gone/last.ckpt"), LAST), PASSED_OVER),
-        case("last.ckpt: a link that leads to itself", replaced(link("last.ckpt"), LAST), PASSED_OVER),
-        case("last.ckpt: a link to the best", lambda folder: replaced(link(best(folder).name), LAST)(folder), Right(resumed)),
-        case("last.ckpt: a link to /dev/zero", replaced(link("/dev/zero"), LAST), Either(LAST_NAMED, PASSED_OVER)),
-        case("last.ckpt: an empty folder", replaced(as_folder(), LAST), Either(LAST_NAMED, PASSED_OVER)),
-        case("last.ckpt: a folder of shards that are empty", replaced(as_folder(".metadata", "rest.pt", "__0_0.distcp"), LAST), Either(LAST_NAMED, PASSED_OVER)),
-        case("last.ckpt: a folder of shards whose index runs a command", replaced(as_folder(".metadata", "rest.pt", data=EVIL), LAST), Either(LAST_NAMED, PASSED_OVER)),
-        case("last.ckpt: sparse, 200 GB", replaced(sparse, LAST), PASSED_OVER),
-        case("last.ckpt is gone, a better name is broken", better_but_broken, Right(resumed)),
-        case("last.ckpt and last-before.ckpt: cut", both(last(cut(0.5)), on_bytes(cut(0.5), BEFORE)), PASSED_OVER),
-        case("all cut", to_all(lambda path: on_bytes(cut(0.9), path)), LAST_NAMED),
-        case("all empty", to_all(lambda path: on_bytes(always(b""), path)), LAST_NAMED),
-        case("all are pipes", to_all(lambda path: replaced(os.mkfifo, path)), LAST_NAMED),
-        case("all gone, .saved says step 6", to_all(lambda path: replaced(nothing, path)), LAST_NAMED),
-        case("the folder of checkpoints is gone", replaced(nothing, FOLDER), LAST_NAMED),
-        case("the folder of checkpoints is a file", replaced(lambda path: path.write_text("full"), FOLDER), Refused(("checkpoints",))),
-        case("all gone, resume_ignore_no_checkpoint", to_all(lambda path: replaced(nothing, path)), Either(LAST_NAMED, Right(steps(10, trained))), "exp_manager.resume_ignore_no_checkpoint=true"),
-        case("what a kill leaves of half-written files", half_written, Right(resumed)),
-        case("the older one has the newer one's name", swapped, Right(resumed)),
-        case("all times are those of a copy, in the wrong order", moved, Right(resumed)),
-        case("all times are in the year 2106", future, Right(resumed)),
-        case("cut, and all times are in the wrong order", both(last(cut(0.7)), moved), PASSED_OVER),
-    ]  # fmt: skip
+def other_order(text: str) -> str:
+    return "".join(",".join(reversed(line.split(","))) + "\n" for line in text.splitlines())
 
 
-def contents() -> list[Trial]:
-    """Whole archives with wrong contents: another tool has saved them, or another program."""
-    none = Either(LAST_NAMED, PASSED_OVER)
-    huge = 2**62
-
-    def width(tensors: dict[str, torch.Tensor]) -> None:
-        name = "encoder.layers.0.norm_out.weight"
-        tensors[name] = torch.ones(64)
-
-    def position(**values: object) -> Setup:
-        return content(lambda found: found["data_position"].update(values))
-
-    return [
-        case("content: NaN in the weights", weights(nan), none),
-        case("content: NaN in the weights of all", to_all(lambda path: content(lambda found: nan(found["state_dict"]), path)), LAST_NAMED),
-        case("content: infinite moments", optimizer(lambda state: state["state"][5]["exp_avg_sq"].fill_(torch.inf)), none),
-        case("content: negative second moments", optimizer(lambda state: state["state"][5]["exp_avg_sq"].fill_(-1.0)), none),
-        case("content: no moments", optimizer(lambda state: state["state"].clear()), Either(LAST_NAMED, Right(said("last.ckpt", "optimizer", then=continued)))),
-        case("content: moments of one parameter are missing", optimizer(lambda state: state["state"].pop(3)), none),
-        case("content: moments of two parameters are swapped", optimizer(lambda state: state["state"].update({0: state["state"][2], 10: state["state"][0]})), none),
-        case("content: parameter numbers are strings", optimizer(lambda state: state.update(state={str(k): v for k, v in state["state"].items()})), none),
-        case("content: no optimizer_states", gone("optimizer_states"), none),
-        case("content: optimizer_states is a dict", put("optimizer_states", {}), none),
-        case("content: no lr_schedulers", gone("lr_schedulers"), none),
-        case("content: the schedule is at step -3", content(lambda found: found["lr_schedulers"][0].update(last_epoch=-3)), none),
-        case("content: another shape", weights(width), none),
-        case("content: a weight is missing", weights(lambda tensors: tensors.pop("decoder.decoder_layers.0.bias")), none),
-        case("content: a weight of another model", weights(lambda tensors: tensors.update({"lm_head.weight": torch.ones(4, 4)})), none),
-        case("content: weights are half precision", weights(lambda tensors: tensors.update({k: v.half() for k, v in tensors.items() if v.is_floating_point()})), Either(LAST_NAMED, Right(continued))),
-        case("content: no global_step", gone("global_step"), none),
-        case("content: global_step -1", put("global_step", -1), none),
-        case("content: global_step 6.5", put("global_step", 6.5), none),
-        case("content: global_step NaN", put("global_step", float("nan")), none),
-        case("content: global_step 2^62", put("global_step", huge), none),
-        case("content: epoch 'one'", put("epoch", "one"), none),
-        case("content: no data_position", gone("data_position"), none),
-        case("content: batch -1 of the epoch", position(batch=-1), none),
-        case("content: batch 10^12 of the epoch", position(batch=10**12), Either(LAST_NAMED, Right(continued))),
-        case("content: 0 ranks", position(world_size=0), none),
-        case("content: plan_hash is a number", position(plan_hash=17), Either(LAST_NAMED, Either(Refused(), Right(continued)).right)),
-        case("content: progress is None", put("progress", None), none),
-        case("content: best score is NaN", content(lambda found: found["progress"]["memory"].update(best={next(iter(found["progress"]["memory"]["best"])): float("nan")})), Either(LAST_NAMED, Right(resumed))),
-        case("content: best points to /etc/passwd", content(lambda found: found["progress"]["memory"].update(best={"/etc/passwd": -9.0})), Either(LAST_NAMED, Right(untouched_passwd))),
-        case("content: best leads out of the folder", both(precious, content(lambda found: found["progress"]["memory"].update(best={"../../../precious.ckpt": 99.0}))), Either(LAST_NAMED, Right(precious_kept))),
-        case("content: time trained is -infinity", content(lambda found: found["progress"]["memory"].update(elapsed_s=float("-inf"))), Either(LAST_NAMED, Right(resumed))),
-        case("content: epoch_means are NaN", content(lambda found: found["epoch_means"]["sums"].update(train_loss_epoch=torch.tensor(torch.nan))), Either(LAST_NAMED, Right(resumed))),
-        case("content: a list", content(lambda found: [found]), none),
-        case("content: only a tensor", content(lambda found: torch.ones(3)), none),
-        case("content: an object that runs a command besides", content(lambda found: found.update(extra=Evil())), none),
-        case("content: a key with escape codes", put("\x1b[2J\x07", "\x1b[31m"), Either(LAST_NAMED, Right(resumed))),
-        case("content: the version is of the future", put("nest_ssl_version", "99.0.0"), Either(LAST_NAMED, Right(resumed))),
-        case("content: the version is no text", put("nest_ssl_version", [None]), Either(LAST_NAMED, Right(resumed))),
-        case("content: only weights, as save_weights_only writes", content(lambda found: {k: found[k] for k in ("state_dict", "global_step", "epoch", "hyper_parameters", "epoch_means")}), none),
-        case("foreign: Lightning's, of another model", content(lambda found: {"epoch": 1, "global_step": 6, "pytorch-lightning_version": "2.4", "state_dict": {"a": torch.ones(2)}, "loops": {}, "callbacks": {}, "optimizer_states": [], "lr_schedulers": []}), none),
-        case("foreign: last.ckpt is a .nemo file", lambda folder: shutil.copy(folder / FOLDER / "run.nemo", folder / LAST), PASSED_OVER),
-        case("foreign: last.ckpt is a .safetensors file", lambda folder: shutil.copy(Fixture.path / "model.safetensors", folder / LAST), PASSED_OVER),
-        case("foreign: last.ckpt of a run on two ranks", other_run, Either(LAST_NAMED, Right(said("resumed", then=ended_at_ten)))),
-    ]  # fmt: skip
+TABLES: dict[str, Callable[[str], str]] = {
+    "saved by Excel": lambda text: "\ufeff" + text.replace("\n", "\r\n"),
+    "saved by Excel with semicolons": lambda text: text.replace(",", ";").replace(".", ","),
+    "with an index of pandas": with_index,
+    "with steps as floats": with_float_steps,
+    "columns in another order": other_order,
+    "quoted by LibreOffice": lambda text: text.replace("step,", '"step",', 1),
+    "cut in its last line": lambda text: text[: text.rindex("\n4,") + 30],
+    "with zeros at its end": lambda text: text + "\0" * 500,
+    "with rows of a later start": lambda text: text + text.splitlines()[7].replace("4,", "8,", 1) + "\n",
+}
 
 
-def untouched_passwd(folder: Path, outcome: Outcome) -> str | None:
-    return resumed(folder, outcome) if Path("/etc/passwd").is_file() else "/etc/passwd was removed"
+# ----------------------------------------------------------------------------------------------- another file, other keys
+
+NEW = "exp_manager.name=other"
+FROM = "exp_manager.resume_from_checkpoint="
 
 
-def precious(folder: Path) -> None:
-    (folder / "precious.ckpt").write_text("somebody else's")
+def moved_to_other(check: Check) -> Check:
+    """Judge runs/other as if it had been runs/run."""
+
+    def judge(folder: Path, outcome: Outcome) -> str | None:
+        shutil.rmtree(folder / RUN, ignore_errors=True)
+        (folder / "runs/other").rename(folder / RUN)
+        return check(folder, outcome)
+
+    return judge
 
 
-def precious_kept(folder: Path, outcome: Outcome) -> str | None:
-    return resumed(folder, outcome) if (folder / "precious.ckpt").is_file() else "a file outside the run was removed"
+def torn_elsewhere(folder: Path) -> None:
+    (folder / "good.ckpt").write_bytes((Fixture.path / LAST).read_bytes()[:500_000])
 
 
-def ended_at_ten(folder: Path, outcome: Outcome) -> str | None:
-    """It had ten steps: no loss of this run may be lost or doubled, whatever it says."""
-    found = [int(row["step"]) for row in rows(folder / RUN) if row["train_loss"]]
-    return f"metrics.csv has the steps {found}" if len(set(found)) != len(found) else None
+CONTINUES = Right(moved_to_other(from_six))
+FROM_FILE: list[tuple[str, Setup, list[str], Expected]] = [
+    ("a typo", Fixture.run, [NEW, f"{FROM}{CHECKPOINTS}/lsat.ckpt"], Refused(("lsat.ckpt",))),
+    ("a run folder", Fixture.run, [NEW, f"{FROM}{RUN}"], Either(Refused((str(RUN),)), CONTINUES)),
+    (
+        "its folder of checkpoints",
+        Fixture.run,
+        [NEW, f"{FROM}{CHECKPOINTS}"],
+        Either(Refused(("checkpoints",)), CONTINUES),
+    ),
+    ("a .nemo file", Fixture.run, [NEW, f"{FROM}{CHECKPOINTS}/run.nemo"], Refused(("run.nemo",))),
+    ("an address in the cloud", Fixture.run, [NEW, f"{FROM}s3://bucket/last.ckpt"], Refused(("bucket/last.ckpt",))),
+    ("a variable that was empty", Fixture.run, [FROM], Either(Refused(("resume_from_checkpoint",)), UNHARMED)),
+    ("a torn file, new run", torn_elsewhere, [NEW, f"{FROM}good.ckpt"], Refused(("good.ckpt",))),
+    (
+        "a torn file, run with checkpoints",
+        both(Fixture.run, torn_elsewhere),
+        [f"{FROM}good.ckpt"],
+        Either(Refused(("good.ckpt",)), Right(said("good.ckpt", then=whole_again))),
+    ),
+    ("a good file, new run", Fixture.run, [NEW, f"{FROM}{LAST}"], CONTINUES),
+    (
+        "a bigger model's file",
+        both(Fixture.run, foreign("model.encoder.d_model=64")),
+        [NEW, f"{FROM}{CHECKPOINTS}/teacher.ckpt"],
+        Refused(("d_model|teacher.ckpt",)),
+    ),
+    (
+        "a file of another seed",
+        both(Fixture.run, foreign("seed=7")),
+        [NEW, f"{FROM}{CHECKPOINTS}/teacher.ckpt"],
+        Either(Refused(("seed|batches",)), Right(said("batches", then=ended_well))),
+    ),
+    (
+        "weights of two sources",
+        Fixture.run,
+        [NEW, f"+init_from_ptl_ckpt={LAST}", f"+init_from_nemo_model={CHECKPOINTS}/run.nemo"],
+        Refused(("init_from_ptl_ckpt", "init_from_nemo_model")),
+    ),
+    ("start weights from a torn file", torn_elsewhere, [NEW, "init_from_ptl_ckpt=good.ckpt"], Refused(("good.ckpt",))),
+    ("start weights from a run folder", Fixture.run, [NEW, f"init_from_ptl_ckpt={RUN}"], Refused((str(RUN),))),
+    ("start weights, but the run has begun", Fixture.run, [f"init_from_ptl_ckpt={LAST}"], UNHARMED),
+]
 
 
-def run_folders() -> list[Trial]:
-    """Other files of the run folder, and settings that contradict it."""
-    metrics = lambda change: run_file("metrics.csv", change)  # noqa: E731
-
-    def rows_after(data: bytes) -> bytes:
-        last = data.strip().splitlines()[-1]
-        return data + last.replace(b"5,", b"77,", 1) + b"\n"
-
-    def from_file(name: str) -> str:
-        return f"exp_manager.resume_from_checkpoint={name}"
-
-    return [
-        case("metrics.csv: half of the last row", metrics(lambda data: data[:-40]), Either(Refused(("metrics.csv",)), Right(continued_or_same))),
-        case("metrics.csv: a row of zeros, as after a power cut", metrics(lambda data: data + bytes(512)), Right(resumed)),
-        case("metrics.csv: rows after the checkpoint", metrics(rows_after), Right(resumed)),
-        case("metrics.csv: line ends of Windows", metrics(newline_csv), Right(resumed)),
-        case("metrics.csv: empty", metrics(always(b"")), Right(last_four)),
-        case("metrics.csv: another table", metrics(always(b"name;price\ntea;3\n")), Right(last_four)),
-        case("metrics.csv: a folder", replaced(Path.mkdir, RUN / "metrics.csv"), Either(Refused(("metrics.csv",)), Right(said("metrics.csv", then=said_resumed)))),
-        case("metrics.csv: a link to a full device", replaced(link("/dev/full"), RUN / "metrics.csv"), Either(Refused(("metrics.csv",)), Right(said("metrics.csv", then=said_resumed)))),
-        case("metrics.csv: UTF-16, saved by a spreadsheet", metrics(lambda data: data.decode().encode("utf-16")), Either(Refused(("metrics.csv",)), Right(last_four))),
-        case("hparams.yaml: cut", run_file("hparams.yaml", cut(0.4)), Right(resumed)),
-        case("hparams.yaml: a pickle tag", run_file("hparams.yaml", always(b"!!python/object/apply:os.system ['touch ../pwned']\n")), Right(resumed)),
-        case("hparams.yaml: not UTF-8", run_file("hparams.yaml", always(b"\xff\xfe\x00model: \xc3\x28")), Right(resumed)),
-        case("hparams.yaml: a named pipe", replaced(os.mkfifo, RUN / "hparams.yaml"), Either(Refused(("hparams.yaml",)), Right(resumed))),
-        case(".saved: nonsense", run_file(".saved", always(b"\xff\x00maybe")), Right(resumed)),
-        case(".saved: a folder", replaced(Path.mkdir, RUN / ".saved"), Either(Refused((".saved",)), Right(resumed))),
-        case(".saved: of a later step than the checkpoint", run_file(".saved", always(b"step 9000\n")), Either(Refused(("checkpoint|.saved|9000",)), Right(resumed))),
-        case(".lock: a number of a process that has ended", run_file(".lock", always(b"2 elsewhere\n")), Right(resumed)),
-        case(".lock: a folder", replaced(Path.mkdir, RUN / ".lock"), Refused((".lock",))),
-        case("watchdog: a file instead of the folder", replaced(lambda path: path.write_text("x"), RUN / "watchdog"), Either(Refused(("watchdog",)), Right(resumed))),
-        case("watchdog: its state is nonsense", run_file("watchdog/node0.json", always(b'{"ranks": [[[')), Right(resumed)),
-        case("the log is a folder", replaced(Path.mkdir, RUN / "log_globalrank-0_localrank-0.txt"), Either(Refused(("log_globalrank",)), Right(resumed))),
-        case("the run is a link to another disk", elsewhere, Right(resumed)),
-        case("the run was renamed with its folder", renamed, Right(renamed_resumed), "exp_manager.name=renamed"),
-        case("resume from a file that is cut", both(copy_of_last("other.ckpt"), on_bytes(cut(0.5), Path("other.ckpt"))), Refused(("other.ckpt",)), from_file("other.ckpt")),
-        case("resume from a file that is not there", lambda folder: None, Refused(("nowhere.ckpt",)), from_file("nowhere.ckpt")),
-        case("resume from the run's .nemo file", lambda folder: None, Refused(("run.nemo",)), from_file(f"{FOLDER}/run.nemo")),
-        case("resume from the folder of checkpoints", lambda folder: None, Refused(("checkpoints",)), from_file(str(FOLDER))),
-        case("resume from last-before.ckpt", lambda folder: None, Right(resumed), from_file(str(BEFORE))),
-        case("changed: sgd instead of adamw", lambda folder: None, Refused(("optim",)), "model.optim.name=sgd", "~model.optim.betas"),
-        case("changed: heads", lambda folder: None, Refused(("n_heads|pos_bias|shape",)), "model.encoder.n_heads=8"),
-        case("changed: layers", lambda folder: None, Refused(("n_layers|layers",)), "model.encoder.n_layers=3"),
-        case("changed: codes", lambda folder: None, Refused(("num_classes|decoder|quantizer|shape",)), "model.num_classes=128"),
-        case("changed: the window of the mels", lambda folder: None, Refused(("window",)), "model.preprocessor.window=blackman"),
-        case("changed: fewer steps than are done", lambda folder: None, Either(Refused(("max_steps",)), Right(steps(6, trained))), "trainer.max_steps=3"),
-        case("changed: the manifest is gone", lambda folder: (folder / "train.jsonl").unlink(), Refused(("train.jsonl",))),
-        case("changed: precision 16 on a CPU", lambda folder: None, Either(Refused(("precision",)), Right(continued)), "trainer.precision=16"),
-        case("changed: averages of the weights from now on", lambda folder: None, Either(Refused(("ema",)), Right(continued)), "exp_manager.ema.enable=true"),
-    ]  # fmt: skip
+def refused(key: str) -> Refused:
+    """With the last two parts of the key in the message."""
+    return Refused((".".join(key.split(".")[-2:]),))
 
 
-def continued_or_same(folder: Path, outcome: Outcome) -> str | None:
-    """The torn row is of a step before the checkpoint: it cannot come back, but no wrong one may stand there."""
-    expected, found = losses(Fixture.path / "runs/whole"), losses(folder / RUN)
-    wrong = [step for step in found if expected.get(step) != found[step]]
-    return f"wrong losses at steps {wrong}" if wrong or not {6, 7, 8, 9} <= set(found) else None
+def named(key: str, check: Check = trained) -> Right:
+    """The log says that the key has changed, and the check holds."""
+    return Right(said(f"{key}: ", then=check))
 
 
-def last_four(folder: Path, outcome: Outcome) -> str | None:
-    """The steps after the checkpoint are those of the undisturbed run."""
-    expected, found = losses(Fixture.path / "runs/whole"), losses(folder / RUN)
-    wrong = [step for step in (6, 7, 8, 9) if expected[step] != found.get(step)]
-    return f"losses differ at steps {wrong}" if wrong else None
+KEYS: list[tuple[str, str, Expected]] = [
+    *(
+        (key, value, refused(key))
+        for key, value in (
+            ("model.preprocessor.preemph", "0.5"),
+            ("model.preprocessor.mag_power", "1.0"),
+            ("model.preprocessor.log_zero_guard_value", "0.001"),
+            ("model.preprocessor.normalize", "all_features"),
+            ("model.preprocessor.mel_norm", "null"),
+            ("model.num_classes", "128"),
+            ("model.encoder.n_layers", "3"),
+            ("model.encoder.n_heads", "8"),
+            ("model.encoder.conv_kernel_size", "5"),
+        )
+    ),
+    *(
+        (key, value, Either(refused(key), named(key)))
+        for key, value in (
+            ("model.encoder.xscaling", "false"),
+            ("model.encoder.att_context_size", "[4,4]"),
+            ("model.encoder.dropout", "0.3"),
+            ("model.loss.mask_threshold", "0.5"),
+            ("model.masking.mask_prob", "0.06"),
+            ("model.optim.amsgrad", "true"),
+            ("model.optim.no_decay_on_norms_and_biases", "true"),
+            ("trainer.accumulate_grad_batches", "2"),
+            ("trainer.precision", "bf16"),
+            ("seed", "7"),
+        )
+    ),
+    ("model.optim.name", "adam", refused("model.optim.name")),
+    ("model.optim.betas", "[0.5,0.6]", named("model.optim.betas", has_group(betas=(0.5, 0.6)))),
+    ("model.optim.eps", "0.01", named("model.optim.eps", has_group(eps=0.01))),
+    ("exp_manager.ema.enable", "true", named("exp_manager.ema.enable", has_average)),
+    ("trainer.max_steps", "3", Right(finished_before)),
+    ("trainer.max_epochs", "1", Right(finished_before)),
+    ("trainer.fast_dev_run", "true", Right(nothing_changed)),
+]
 
 
-def said_resumed(folder: Path, outcome: Outcome) -> str | None:
-    return None if "resumed at step 6" in outcome.text else "it does not say that it resumed"
+# ----------------------------------------------------------------------------------------------------- copies and shards
+
+GREATEST = "exp_manager.checkpoint_callback_params.mode=max"
+SHARDED = ("trainer.devices=2", "trainer.strategy=fsdp", "exp_manager.exp_dir=sharded")
 
 
-def copy_of_last(name: str) -> Setup:
-    return lambda folder: shutil.copy(folder / LAST, folder / name)
+def own_run(folder: Path) -> None:
+    """A run whose best checkpoint is replaced when it is resumed."""
+    outcome = in_fork(resume(f"trainer.max_steps={BASE_STEPS}", GREATEST), folder, {}, 120)
+    if outcome.code != 0:
+        raise RuntimeError(outcome.text)
 
 
-def elsewhere(folder: Path) -> None:
-    shutil.move(folder / RUN, folder / "disk2")
-    (folder / RUN).symlink_to("../disk2")
+def copy_run(folder: Path) -> None:
+    shutil.copytree(folder / RUN, folder / "runs/copy")
 
 
-def renamed(folder: Path) -> None:
-    (folder / RUN).rename(folder / "runs/renamed")
+def move_run(folder: Path) -> None:
+    (folder / RUN).rename(folder / "runs/copy")
 
 
-def renamed_resumed(folder: Path, outcome: Outcome) -> str | None:
-    expected, found = losses(Fixture.path / "runs/whole"), losses(folder / "runs/renamed")
-    return None if expected == found else "losses differ from the undisturbed run's"
+def shards(folder: Path) -> None:
+    """Two ranks, six steps; made once, with a run of ten steps to compare with."""
+    with (Fixture.path.parent / "sharded.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for name, steps in (("whole", ALL_STEPS), ("run", BASE_STEPS)):
+            if (Fixture.path / f"sharded/{name}/checkpoints/{name}.nemo").exists():
+                continue
+            command = resume(*SHARDED, f"exp_manager.name={name}", f"trainer.max_steps={steps}")
+            if (outcome := in_process(command, Fixture.path, {}, 120)).code != 0:
+                raise RuntimeError(outcome.text)
+    shutil.copytree(Fixture.path / "sharded/run", folder / "sharded/run")
+
+
+def sharded_whole(folder: Path, outcome: Outcome) -> str | None:
+    expected, found = (losses(path / "sharded" / name) for path, name in ((Fixture.path, "whole"), (folder, "run")))
+    different = sorted(step for step in expected | found if expected.get(step) != found.get(step))
+    return f"losses differ from the undisturbed run at steps {different}" if different else None
+
+
+def in_shards(change: Callable[[Path, Path], object]) -> Setup:
+    """Change last.ckpt, a folder, with its predecessor at hand."""
+
+    def setup(folder: Path) -> None:
+        shards(folder)
+        checkpoints = folder / "sharded/run/checkpoints"
+        change(checkpoints / "last.ckpt", checkpoints / "last-before.ckpt")
+
+    return setup
+
+
+def parts(path: Path) -> list[Path]:
+    return sorted(path.glob("*.distcp"))
+
+
+def without_one(last: Path, before: Path) -> None:
+    parts(last)[1].unlink()
+
+
+def flip_one(last: Path, before: Path) -> None:
+    part = parts(last)[0]
+    part.write_bytes(flipped(0.5)(part.read_bytes()))
+
+
+def without_dot_files(last: Path, before: Path) -> None:
+    (last / ".metadata").unlink()
+
+
+def older_part(last: Path, before: Path) -> None:
+    shutil.copy(parts(before)[1], parts(last)[1])
+
+
+def older_rest(last: Path, before: Path) -> None:
+    shutil.copy(before / "rest.pt", last / "rest.pt")
+
+
+def swapped(last: Path, before: Path) -> None:
+    first, second = (part.read_bytes() for part in parts(last))
+    parts(last)[0].write_bytes(second)
+    parts(last)[1].write_bytes(first)
+
+
+SHARDED_FOUND = Right(said("passed over", "last.ckpt", then=sharded_whole))
+SHARDS: dict[str, Callable[[Path, Path], None]] = {
+    "a rank's file was not copied": without_one,
+    "a flipped bit in a rank's file": flip_one,
+    "dot files were not copied": without_dot_files,
+    "a rank's file is older": older_part,
+    "everything else is older": older_rest,
+    "the ranks' files are swapped": swapped,
+}
 
 
 def trials() -> list[Trial]:
-    return [*files(), *contents(), *run_folders()]
+    def row(name: str, setup: Setup, expected: Expected, *overrides: str) -> Trial:
+        return Trial(GROUP, name, resume(*overrides), expected, setup, limit_s=120)
+
+    def of_run(name: str, setup: Setup, expected: Expected, *overrides: str) -> Trial:
+        return row(name, both(Fixture.run, setup), expected, *overrides)
+
+    page = both(
+        Fixture.run, lambda folder: [on_bytes(always(PAGE), p)(folder) for p in list((folder / CHECKPOINTS).iterdir())]
+    )
+    return [
+        *(of_run(f"last.ckpt: {name}", on_bytes(change, LAST), PASSED_OVER) for name, change in HARM.items()),
+        *(of_run(f"last.ckpt: {name}", on_bytes(change, LAST), UNHARMED) for name, change in HARMLESS.items()),
+        *(of_run(f"last.ckpt {name}", replaced(make, LAST), expected) for name, make, expected in PLACES),
+        *(row(f"edited: {name}", setup, OPEN) for name, setup in EDITED.items()),
+        *(of_run(f"folder: {name}", setup, expected) for name, setup, expected in FOLDERS),
+        *(of_run(f"metrics.csv: {name}", rows_changed(change), Right(rows_kept)) for name, change in TABLES.items()),
+        of_run("metrics.csv: emptied", rows_changed(lambda text: ""), NEW_ROWS),
+        *(row(f"from: {name}", setup, expected, *keys) for name, setup, keys, expected in FROM_FILE),
+        *(row(f"changed: {key}={value}", Fixture.run, expected, f"{key}={value}") for key, value, expected in KEYS),
+        row("a copied run", both(own_run, copy_run), Right(one_best("copy")), "exp_manager.name=copy", GREATEST),
+        row("a renamed run", both(own_run, move_run), Right(one_best("copy")), "exp_manager.name=copy", GREATEST),
+        *(
+            Trial(
+                GROUP,
+                f"shards: {name}",
+                resume(*SHARDED),
+                SHARDED_FOUND,
+                in_shards(change),
+                own_process=True,
+                limit_s=150,
+            )
+            for name, change in SHARDS.items()
+        ),
+        Trial(GROUP, "report: no checkpoint can be read", ["report", str(RUN)], Right(not_gone), page),
+        Trial(GROUP, "doctor: no checkpoint can be read", ["doctor", str(RUN)], Right(ended_well, (0, 1)), page),
+    ]

@@ -1,20 +1,24 @@
-"""Values and combinations of settings: keys of pretrain, yaml files, overrides, and options of the other commands.
+"""Configuration: values, units, combinations and yaml files as people get them wrong; options of the other commands.
 
-A value that cannot mean anything is refused with its key; one with a meaning that users of NeMo or Lightning know has
-that meaning. Nothing that trains may train towards nothing.
+What can only give a worthless result is refused with the key, or named in the output; what is merely written in an
+unusual way gives the losses of the usual way.
 """
 
 from __future__ import annotations
 
 import csv
 import json
-import math
 import shutil
-from collections.abc import Callable
+import tarfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import torch
+import numpy as np
+import soundfile
 from benchmarks.hostile.harness import (
+    BASE_STEPS,
+    RUN,
+    TINY,
     Check,
     Either,
     Expected,
@@ -24,8 +28,10 @@ from benchmarks.hostile.harness import (
     Right,
     Setup,
     Trial,
+    both,
     ended_well,
     finite_features,
+    in_fork,
     losses,
     only_run,
     pretrain,
@@ -38,711 +44,885 @@ from benchmarks.hostile.harness import (
 )
 
 GROUP = "configuration"
-EXTRACT = ["extract", "model.nemo", "audio/0.wav", "out", "--device", "cpu"]
-PROBE = ["probe", "model.nemo", "--train", "l.jsonl", "--test", "l.jsonl", "--output", "probe", "--device", "cpu"]
-NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
+TRAIN, VALID, MEL, MASK = "model.train_ds.", "model.validation_ds.", "model.preprocessor.", "model.masking."
+ENCODER, OPTIM, EXP = "model.encoder.", "model.optim.", "exp_manager."
+SAVING, STOPPING = EXP + "checkpoint_callback_params.", EXP + "early_stopping_callback_params."
+COSINE = (f"{OPTIM}sched.name=CosineAnnealing", f"{OPTIM}sched.d_model=null")
+BUCKETS = (f"{TRAIN}use_bucketing=true", f"{TRAIN}batch_size=null", f"{TRAIN}batch_duration=4")
+CONCAT = (f"{TRAIN}manifest_filepath=[train.jsonl,valid.jsonl]", f"{TRAIN}is_concat=true")
+STOP_EARLY = f"{EXP}create_early_stopping_callback=true"
+AVERAGE = f"{EXP}ema.enable=true"
+RATE_KEY, MODE_KEY = "optim.lr|lr=|lr:|'lr'", "params.mode|mode=|mode:|mode is|'mode'"
+"""Words that name the key; `lr` and `mode` alone are part of `already` and of `model`."""
 
-# --------------------------------------------------------------------------------------------------------------- checks
+# ------------------------------------------------------------------------------------------- what can only be refused
+
+REFUSED: list[tuple[str, ...]] = [  # a word of the message, then the overrides
+    # wrong units: milliseconds, samples, kilohertz, per cent
+    ("window_size", f"{MEL}window_size=25"),
+    ("window_size", f"{MEL}window_size=400", f"{MEL}window_stride=160"),
+    ("window_stride", f"{MEL}window_stride=10"),
+    ("window_size", f"{MEL}window_size=0.000025"),
+    ("sample_rate", "model.sample_rate=16"),
+    ("highfreq", f"{MEL}highfreq=7.6"),
+    ("lowfreq", f"{MEL}lowfreq=4000", f"{MEL}highfreq=300"),
+    ("min_duration", f"{TRAIN}min_duration=1600"),
+    ("min_duration", f"{TRAIN}min_duration=30", f"{TRAIN}max_duration=1"),
+    ("batch_duration", *BUCKETS, f"{TRAIN}batch_duration=400000"),
+    ("mask_prob", f"{MASK}mask_prob=4"),
+    ("dropout", f"{ENCODER}dropout=10"),
+    ("augmentor.prob|prob=|prob:", f"{TRAIN}batch_augmentor.prob=50"),
+    ("decay", AVERAGE, f"{EXP}ema.decay=99.9"),
+    ("warmup_ratio", f"{OPTIM}sched.warmup_steps=null", f"{OPTIM}sched.warmup_ratio=10"),
+    ("warmup_steps", f"{OPTIM}sched.warmup_steps=0.1"),
+    # copy and paste, shells, spreadsheets, other locales
+    ("max_steps", "trainer.max_steps=\u22121"),
+    ("max_steps", "trainer.max_steps=1,000"),
+    ("max_steps", "trainer.max_steps=10k"),
+    ("max_steps", "trainer.max_steps=4.7"),
+    ("max_steps", "trainer.max_steps="),
+    ("max_steps", "trainer.max_steps=None"),
+    ("max_steps", "trainer.max_steps=true"),
+    (RATE_KEY, f"{OPTIM}lr=0,05"),
+    (RATE_KEY, f"{OPTIM}lr="),
+    (RATE_KEY, f"{OPTIM}lr=1e-3x"),
+    (RATE_KEY, f"{OPTIM}lr", "=", "0.01"),
+    (RATE_KEY, f"{OPTIM}lr", "0.01"),
+    ("trainer.max_steps", "--trainer.max_steps=4"),
+    ("config-name", "\u2013\u2013config-name=nest_demo"),
+    ("\u2026", "\u2026"),
+    ("manifest_filepath", f"{TRAIN}manifest_filepath="),
+    ("manifest_filepath", f"{TRAIN}manifest_filepath=[]"),
+    ("manifest_filepath", f"{TRAIN}manifest_filepath=[train.jsonl"),
+    ("betas", f"{OPTIM}betas=[0.9,0.98,0.999]"),
+    ("betas", f"{OPTIM}betas=[0.98,1.0]"),
+    # keys of other programs and versions, sections given as a value
+    ("gpus", "trainer.gpus=1"),
+    ("learning_rate", "++model.learning_rate=0.01"),
+    ("model.optim", "optim.lr=0.01"),
+    ("precision", "trainer.precision=fp16"),
+    ("strategy", "trainer.strategy=deepspeed_stage_2"),
+    ("momentum", f"++{OPTIM}momentum=0.9"),
+    ("optim", "model.optim=adamw"),
+    ("sched", "model.optim.sched=CosineAnnealing"),
+    ("train_ds", "model.train_ds=train.jsonl"),
+    ("trainer", "trainer=cpu"),
+    ("train_ds", "~model.train_ds"),
+    ("size", "size=Large"),
+    ("os.system", f"{TRAIN}batch_augmentor._target_=os.system"),
+    # times and intervals
+    ("max_time", "trainer.max_time=6h"),
+    ("max_time", "trainer.max_time=00:06:00"),
+    ("max_time", "trainer.max_time=00:00:00:00"),
+    ("hour", "trainer.max_time={hour: 1}"),
+    ("max_time", "trainer.max_time={hours: -1}"),
+    ("train_time_interval", f"{SAVING}train_time_interval=15"),
+    ("max_time_per_run", f"{EXP}max_time_per_run=1h"),
+    ("val_check_interval", "trainer.val_check_interval=1.5"),
+    ("check_val_every_n_epoch", "trainer.check_val_every_n_epoch=0"),
+    ("log_every_n_steps", "trainer.log_every_n_steps=-5"),
+    (MODE_KEY, f"{SAVING}mode=lowest"),
+    ("save_top_k", f"{SAVING}save_top_k=-2"),
+    ("floor_s", "watchdog.floor_s=0"),
+    ("action", "watchdog.action=kill"),
+    ("max_restarts", "launch.max_restarts=-1"),
+    ("MASTER_ADDR|NODE_RANK|num_nodes", "trainer.num_nodes=2"),
+    ("seed", "seed=1.5"),
+    # nothing could be learned, or nothing sensible
+    ("mag_power", f"{MEL}mag_power=0"),
+    ("log_zero_guard_value", f"{MEL}log_zero_guard_value=-1"),
+    ("pad_value", f"{MEL}pad_value=nan"),
+    ("dropout", f"{ENCODER}dropout=1.0"),
+    ("stochastic_depth_drop_prob", f"{ENCODER}stochastic_depth_drop_prob=1.0"),
+    ("decay", AVERAGE, f"{EXP}ema.decay=1.0"),
+    (RATE_KEY, f"{OPTIM}lr=0"),
+    ("min_lr", *COSINE, f"{OPTIM}sched.min_lr=0.5"),
+    ("warmup", f"{OPTIM}sched.warmup_ratio=0.5"),
+    ("batch_size|drop_last", f"{TRAIN}batch_size=100"),
+    ("prefetch_factor", f"{TRAIN}num_workers=1", f"{TRAIN}prefetch_factor=0"),
+    # parts that do not fit together
+    ("r_noise", f"{TRAIN}batch_augmentor.min_r_noise=20", f"{TRAIN}batch_augmentor.max_r_noise=-5"),
+    ("mix_rate", f"{TRAIN}batch_augmentor.min_mix_rate=0.9", f"{TRAIN}batch_augmentor.max_mix_rate=0.1"),
+    ("num_classes", "model.decoder.num_classes=32"),
+    ("combine_time_steps", "model.loss.combine_time_steps=4"),
+    ("combine_time_steps", "model.quantizer.combine_time_steps=4"),
+    ("feat_in", f"{MASK}feat_in=64"),
+    ("feat", f"{ENCODER}feat_out=64"),
+    ("conv_context_size", f"{ENCODER}conv_context_size=[4,3]"),
+    ("att_context_size", f"{ENCODER}att_context_size=[70]"),
+    ("conv_norm_type", f"{ENCODER}conv_norm_type=group_norm3"),
+    ("bucket_duration_bins", *BUCKETS, f"{TRAIN}bucket_duration_bins=[2.0,1.8]"),
+    (
+        "bucket_batch_size",
+        *BUCKETS[:2],
+        f"{TRAIN}bucket_duration_bins=[1.7,1.9,2.1]",
+        f"{TRAIN}bucket_batch_size=[4,2]",
+    ),
+    (
+        "concat_sampling",
+        *CONCAT,
+        f"{TRAIN}concat_sampling_technique=random",
+        f"{TRAIN}concat_sampling_probabilities=[0.5]",
+    ),
+    ("channel", f"{TRAIN}channel_selector=5"),
+    ("memory|d_model", f"{ENCODER}d_model=1000000"),
+    ("nesterov|momentum", f"{OPTIM}name=sgd", f"~{OPTIM}betas", f"++{OPTIM}nesterov=true"),
+    ("momentum", f"{OPTIM}name=sgd", f"~{OPTIM}betas", f"++{OPTIM}momentum=-0.5"),
+    ("min_lr", f"{OPTIM}sched.min_lr=-1"),
+    ("constant_steps", *COSINE, f"++{OPTIM}sched.constant_steps=-5"),
+    ("early_stopping|validation", STOP_EARLY, "~model.validation_ds"),
+    ("valid_loss", STOP_EARLY, f"{STOPPING}monitor=valid_loss"),
+    ("every_n_steps", AVERAGE, f"{EXP}ema.every_n_steps=0"),
+    ("every_n_steps", AVERAGE, f"{EXP}ema.every_n_steps=2.5"),
+    ("filename", f"{SAVING}filename=../../x"),
+    ("filename|val_los", f"{SAVING}filename='{{val_los:.2f}}'"),
+    ("max_epochs", "trainer.max_epochs=0"),
+    ("max_epochs", "trainer.max_epochs=-5"),
+    ("train_time_interval", f"{SAVING}train_time_interval=-00:00:15:00"),
+    ("block_size|mask", f"{MASK}block_size=1"),
+    ("early_stopping|limit_val_batches", STOP_EARLY, "trainer.limit_val_batches=0"),
+    # more of what shells and scripts do
+    ("max_steps", "trainer.max_steps=4 model.optim.lr=0.05"),
+    ("max_steps", "trainer.max_steps=4,"),
+    ("max_steps", "trainer.max_steps={}"),
+    ("multirun", "--multirun", f"{OPTIM}lr=0.05,0.1"),
+    ("num_workers", f"{TRAIN}num_workers=all"),
+    ("sync_batchnorm", "trainer.sync_batchnorm=ture"),
+    ("profiler", "trainer.profiler=fast"),
+    ("train2.jsonl", f"{TRAIN}manifest_filepath='C:\\data\\train2.jsonl'"),
+    ("train2.jsonl", f"{TRAIN}manifest_filepath=[train.jsonl,train2.jsonl]"),
+    ("manifest_filepath", f"{TRAIN}manifest_filepath=???"),
+    ("exp_dir", f"{EXP}exp_dir=/proc/runs"),
+    ("precision", "trainer.precision=bf16-true"),
+]
+
+EXTREME: list[tuple[str, ...]] = [  # too large, too small, too long for their type
+    ("max_steps", "trainer.max_steps=99999999999999999999"),
+    ("seed", "seed=99999999999999999999"),
+    ("optim.lr", f"{OPTIM}lr=1e400"),
+    ("optim.lr", f"{OPTIM}lr=1e-400"),
+    ("weight_decay", f"{OPTIM}weight_decay=1e400"),
+    ("batch_size", f"{TRAIN}batch_size=9999999999999999999"),
+    ("num_workers", f"{TRAIN}num_workers=-1"),
+    ("prefetch_gb", f"{TRAIN}prefetch_gb=-1"),
+    ("block_size", f"{MASK}block_size=99999999999999999999"),
+    ("warmup_steps", f"{OPTIM}sched.warmup_steps=1e30"),
+    ("accumulate_grad_batches", "trainer.accumulate_grad_batches=99999999999999999999"),
+    ("log_every_n_steps", "trainer.log_every_n_steps=99999999999999999999"),
+    ("val_check_interval", "trainer.val_check_interval=99999999999999999999"),
+    ("max_time", "trainer.max_time={days: 1e300}"),
+    ("max_restarts", "launch.max_restarts=99999999999999999999"),
+    ("save_top_k", f"{SAVING}save_top_k=99999999999999999999"),
+    ("patience", STOP_EARLY, f"{STOPPING}patience=99999999999999999999"),
+    ("timeout", "trainer.strategy={_target_: lightning.pytorch.strategies.DDPStrategy, timeout: 30}"),
+]
+MAY_BE_OBEYED = ("log_every", "val_check", "save_top_k", "patience", "max_restarts")
+"""Where such a number can be obeyed, it may also be."""
+
+NO_EFFECT: list[tuple[str, str]] = [  # what the docs call without effect: named in the log, and the losses are the same
+    ("limit_test_batches", "trainer.limit_test_batches=3"),
+    ("use_distributed_sampler", "trainer.use_distributed_sampler=false"),
+    ("reload_dataloaders_every_n_epochs", "trainer.reload_dataloaders_every_n_epochs=1"),
+    ("default_root_dir", "trainer.default_root_dir=/nowhere"),
+    ("enable_checkpointing", "trainer.enable_checkpointing=true"),
+    ("logger", "trainer.logger=true"),
+    ("enable_autolog_hparams", "trainer.enable_autolog_hparams=false"),
+    ("sync_max_audio_length", f"{ENCODER}sync_max_audio_length=true"),
+    ("skip_nan_grad", "++model.skip_nan_grad=true"),
+    ("spec_augment", "++model.spec_augment={freq_masks: 2}"),
+    ("create_mlflow_logger", f"++{EXP}create_mlflow_logger=true"),
+    ("find_unused_parameters", "trainer.strategy={_target_: DDPStrategy, find_unused_parameters: true}"),
+]
+
+NOT_NUMBERS: list[tuple[str, ...]] = [  # keys that a division by zero in a script, or an empty cell, makes NaN
+    ("optim.lr", f"{OPTIM}lr=nan"),
+    ("weight_decay", f"{OPTIM}weight_decay=nan"),
+    ("eps", f"++{OPTIM}eps=nan"),
+    ("min_lr", f"{OPTIM}sched.min_lr=nan"),
+    ("warmup_ratio", f"{OPTIM}sched.warmup_steps=null", f"{OPTIM}sched.warmup_ratio=nan"),
+    ("dropout", f"{ENCODER}dropout=nan"),
+    ("stochastic_depth_drop_prob", f"{ENCODER}stochastic_depth_drop_prob=nan"),
+    ("window_stride", f"{MEL}window_stride=nan"),
+    ("preemph", f"{MEL}preemph=nan"),
+    ("dither", f"{MEL}dither=nan"),
+    ("lowfreq", f"{MEL}lowfreq=nan"),
+    ("mag_power", f"{MEL}mag_power=nan"),
+    ("mask_prob", f"{MASK}mask_prob=nan"),
+    ("mask_threshold", "model.loss.mask_threshold=nan"),
+    ("max_duration", f"{TRAIN}max_duration=nan"),
+    ("max_bad_fraction", f"{TRAIN}max_bad_fraction=nan"),
+    ("prefetch_gb", f"{TRAIN}prefetch_gb=nan"),
+    ("noise_bank_gb", f"{TRAIN}noise_bank_gb=nan"),
+    ("noise_ratio", f"{TRAIN}batch_augmentor.noise_ratio=nan"),
+    ("max_r_noise", f"{TRAIN}batch_augmentor.max_r_noise=nan"),
+    ("max_mix_rate", f"{TRAIN}batch_augmentor.max_mix_rate=nan"),
+    ("batch_duration", *BUCKETS, f"{TRAIN}batch_duration=nan"),
+    ("quadratic_duration", *BUCKETS, f"{TRAIN}quadratic_duration=nan"),
+    ("concat_sampling_temperature", *CONCAT, f"{TRAIN}concat_sampling_temperature=nan"),
+    ("decay", AVERAGE, f"{EXP}ema.decay=nan"),
+    ("min_delta", STOP_EARLY, f"{STOPPING}min_delta=nan"),
+    ("limit_val_batches", "trainer.limit_val_batches=nan"),
+    ("val_check_interval", "trainer.val_check_interval=nan"),
+    ("floor_s", "watchdog.floor_s=nan"),
+    ("activation_budget", "model.activation_budget=nan"),
+]
+
+# ----------------------------------------------------------------- what may be refused, or done with a word about it
+
+NAMED: list[tuple[str, ...]] = [  # the word that has to be read in both cases, then the overrides
+    ("val_check_interval", "trainer.val_check_interval=1000"),
+    ("valid_loss", f"{SAVING}monitor=valid_loss"),
+    (MODE_KEY, f"{SAVING}monitor=val_accuracy"),
+    (MODE_KEY, f"{SAVING}monitor=val_loss", f"{SAVING}mode=max"),
+    (MODE_KEY, STOP_EARLY, f"{STOPPING}monitor=val_accuracy", f"{STOPPING}mode=min"),
+    ("create_early_stopping_callback", f"{STOPPING}patience=3"),
+    ("filter", f"{MEL}features=512"),
+    ("limit_val_batches", "trainer.limit_val_batches=0.01"),
+    # options whose switch is off
+    ("num_buckets", f"{TRAIN}num_buckets=8"),
+    ("bucket_duration_bins", f"{TRAIN}bucket_duration_bins=[1.8,2.0]"),
+    ("bucket_batch_size", f"{TRAIN}bucket_batch_size=[4,2]"),
+    ("tarred_audio_filepaths", f"{TRAIN}tarred_audio_filepaths=audio_0.tar"),
+    ("noise_bank_gb", f"{TRAIN}noise_bank_gb=1"),
+    ("ema", f"{EXP}ema.decay=0.9"),
+    ("wandb", f"{EXP}wandb_logger_kwargs.project=nest"),
+    ("concat_sampling_technique", f"{TRAIN}concat_sampling_technique=round-robin"),
+    ("every_n_steps", AVERAGE, f"{EXP}ema.every_n_steps=1000"),
+]
 
 
-def steps(count: int) -> Check:
-    """Trained well, and for exactly this many steps."""
-
-    def check(folder: Path, outcome: Outcome) -> str | None:
-        found = sorted(losses(only_run(folder)))
-        if found != list(range(count)):
-            return f"steps {found[:12]}, expected {count} of them"
-        return trained(folder, outcome)
-
-    return check
+def as_usual(folder: Path, outcome: Outcome) -> str | None:
+    """The losses are those of the usual command, bit for bit."""
+    usual, found = losses(Fixture.path / RUN), losses(only_run(folder))
+    if len(found) != 4:
+        return f"{len(found)} steps, expected 4"
+    different = [step for step, loss in found.items() if usual[step] != loss]
+    return f"losses differ from those of the usual command at steps {different}" if different else None
 
 
-def undisturbed(folder: Path, outcome: Outcome) -> str | None:
-    """The losses are those of a run without the setting: it has no effect."""
-    expected, found = losses(Fixture.path / "runs/whole"), losses(only_run(folder))
-    if not found or any(expected[step] != value for step, value in found.items()):
-        return f"losses differ from those of a plain run: {found}"
+def validated(folder: Path, outcome: Outcome) -> str | None:
+    if not any(row.get("val_loss") for row in rows(only_run(folder))):
+        return "it never validated"
     return trained(folder, outcome)
 
 
-def different(folder: Path, outcome: Outcome) -> str | None:
-    """The setting has an effect on the losses."""
-    expected, found = losses(Fixture.path / "runs/whole"), losses(only_run(folder))
-    if all(expected.get(step) == value for step, value in found.items()):
-        return "the setting has no effect on the losses"
-    return trained(folder, outcome)
+def told(words: str, then: Check = trained) -> Check:
+    """One of the words, separated by `|`, is in a line of the output that is not just the command, repeated."""
 
-
-def validations(count: int) -> Check:
     def check(folder: Path, outcome: Outcome) -> str | None:
-        found = [row for row in rows(only_run(folder)) if row.get("val_loss")]
-        return trained(folder, outcome) if len(found) == count else f"{len(found)} validations, expected {count}"
+        lines = [line.lower() for line in outcome.text.splitlines() if "nest-ssl pretrain" not in line]
+        if not any(word.lower() in line for word in words.split("|") for line in lines):
+            return f"the output does not say {words!r}"
+        return then(folder, outcome)
 
     return check
 
 
-def rate(value: float) -> Check:
-    """The largest learning rate of the run."""
+def best_is_best(folder: Path, outcome: Outcome) -> str | None:
+    """The checkpoint that is kept is from the step with the best value of what its name says is monitored."""
+    run = only_run(folder)
+    kept = [path.stem for path in run.glob("checkpoints/*--*.ckpt")]
+    if len(kept) != 1:
+        return f"{len(kept)} best checkpoints"
+    key = kept[0].partition("--")[2].partition("=")[0]
+    values = [float(row[key]) for row in rows(run) if row[key]]
+    best = max(values) if key == "val_accuracy" else min(values)
+    found = float(kept[0].partition(f"{key}=")[2].partition("-")[0])
+    return None if abs(found - best) < 1e-3 else f"{kept[0]}: the best {key} is {best}"
 
+
+def steps(number: int) -> Check:
     def check(folder: Path, outcome: Outcome) -> str | None:
-        found = max(float(row["learning_rate"]) for row in rows(only_run(folder)) if row["learning_rate"])
-        return trained(folder, outcome) if math.isclose(found, value, rel_tol=0.01) else f"learning rate {found}"
+        found = len(losses(only_run(folder)))
+        return f"{found} steps, expected {number}" if found != number else trained(folder, outcome)
 
     return check
 
 
-def has(*patterns: str, then: Check = trained) -> Check:
+def rate_falls(folder: Path, outcome: Outcome) -> str | None:
+    rates = [float(row["learning_rate"]) for row in rows(only_run(folder)) if row["train_loss"]]
+    return None if rates[-1] < max(rates) else f"the learning rate does not fall: {rates}"
+
+
+def in_home(folder: Path, outcome: Outcome) -> str | None:
+    """A `~` is the home, or refused; never a folder of this name."""
+    if (folder / "~").exists():
+        return "a folder named ~"
+    return None if (folder.parent / "home/runs/run/metrics.csv").exists() else "the run is not in the home"
+
+
+MAYBE: list[tuple[str, Check, tuple[str, ...]]] = [  # a word of the refusal, the check, the overrides
+    (RATE_KEY, as_usual, (f"{OPTIM}lr=0.05\u00a0",)),
+    (RATE_KEY, as_usual, (f"{OPTIM}lr='0.05'",)),
+    ("max_steps", as_usual, ("trainer.max_steps=4e0",)),
+    ("max_steps", as_usual, ("trainer.max_steps=0_004",)),
+    ("", as_usual, (" ",)),
+    ("exp_dir", in_home, (f"{EXP}exp_dir=~/runs",)),
+    ("exp_dir", as_usual, (f"{EXP}exp_dir=",)),
+    ("manifest_filepath", trained, (f"{VALID}manifest_filepath=",)),
+    ("betas", trained, (f"{OPTIM}name=sgd",)),
+    ("max_steps", rate_falls, (*COSINE, f"{OPTIM}sched.min_lr=0", "trainer.max_steps=-1", "trainer.max_epochs=1")),
+    ("accumulate_grad_batches", steps(4), ("trainer.accumulate_grad_batches=100",)),
+    ("batch_size", validated, (f"{VALID}batch_size=100",)),
+    ("num_buckets", trained, (f"{TRAIN}use_bucketing=true", f"{TRAIN}num_buckets=100")),
+    ("batch_duration", trained, (*BUCKETS, f"{TRAIN}batch_duration=1")),
+    (
+        "max_num_speakers",
+        trained,
+        (f"{TRAIN}batch_augmentor.min_num_speakers=5", f"{TRAIN}batch_augmentor.max_num_speakers=5"),
+    ),
+    ("block_size", trained, (f"{MASK}block_size=100000",)),
+    ("subsampling_conv_channels", trained, (f"{ENCODER}subsampling_conv_channels=-1",)),
+    ("masking", trained, ("model.masking=null",)),
+    ("preprocessor", trained, ("~model.preprocessor",)),
+    ("stochastic_depth_start_layer", trained, (f"{ENCODER}stochastic_depth_start_layer=50",)),
+    ("devices", trained, ("trainer.devices=auto",)),
+    ("limit_train_batches", steps(4), ("trainer.limit_train_batches=0.01",)),
+    ("max_steps", as_usual, ("trainer.max_steps=4\r",)),
+    ("limit_val_batches", trained, ("trainer.limit_val_batches=0",)),
+    ("early_stopping", steps(8), (STOP_EARLY, "trainer.check_val_every_n_epoch=2", "trainer.max_steps=8")),
+    ("early_stopping", steps(4), (STOP_EARLY, "trainer.val_check_interval=3", f"{STOPPING}patience=5")),
+    ("mask_prob", trained, (f"{MASK}mask_prob=0.5", f"{MASK}allow_overlap=false")),
+    ("best|mode", best_is_best, (f"{SAVING}monitor=val_accuracy", f"{SAVING}mode=max", "trainer.val_check_interval=1")),
+    ("best|mode", best_is_best, ("trainer.val_check_interval=1",)),
+    ("train_loss", trained, (f"{SAVING}monitor=train_loss",)),
+    ("d_model", as_usual, (f"{ENCODER}d_model='32'",)),
+    ("num_classes", as_usual, ("model.num_classes=6.4e1",)),
+    ("batch_size", as_usual, (f"{TRAIN}batch_size=0x2",)),
+    ("max_duration", as_usual, (f"{TRAIN}max_duration=1e400",)),
+    ("pos_emb_max_len", as_usual, (f"{ENCODER}pos_emb_max_len=10",)),
+    ("dirpath", trained, (f"{SAVING}dirpath=elsewhere",)),
+    ("filename", validated, (f"{SAVING}filename=best", f"{SAVING}save_top_k=3", "trainer.val_check_interval=1")),
+    ("hydra", as_usual, ("hydra.run.dir=.",)),
+    ("min_steps", steps(4), ("trainer.min_steps=10",)),
+    ("exp_manager", trained, ("exp_manager=null",)),
+    ("validation_ds", trained, ("~model.validation_ds",)),
+    ("save_top_k", as_usual, (f"{SAVING}save_top_k=0",)),
+    ("save_weights_only", as_usual, (f"{SAVING}save_weights_only=true", f"{SAVING}every_n_train_steps=1")),
+    ("max_r_noise", trained, (f"{TRAIN}batch_augmentor.max_r_noise=1000", f"{TRAIN}noise_manifest=train.jsonl")),
+    (
+        "min_r_speech",
+        trained,
+        (f"{TRAIN}batch_augmentor.min_r_speech=-1000", f"{TRAIN}batch_augmentor.max_r_speech=-999"),
+    ),
+    ("n_fft", trained, (f"{MEL}n_fft=400",)),
+    ("pad_to", trained, (f"{MEL}pad_to=0",)),
+    ("num_books", trained, ("model.num_books=2", "model.squeeze_single=true")),
+    ("subsampling_factor", trained, (f"{ENCODER}subsampling_factor=4",)),
+    ("mask_position", trained, ("model.mask_position=post_conv",)),
+    ("precision", trained, ("trainer.precision=16",)),
+    ("sync_batchnorm", trained, ("trainer.sync_batchnorm=yes",)),
+    ("wandb", trained, (f"{EXP}create_wandb_logger=true",)),
+    ("files_to_copy", trained, (f"{EXP}files_to_copy=[nothere.py]",)),
+]
+
+# ------------------------------------------------------------------------------------------------------- own yaml files
+
+MINE = ["pretrain", "--config-path", ".", "--config-name", "my", *TINY]
+HEAD = "defaults: [nest_fast-conformer, _self_]\n"
+LR = f"{OPTIM}lr=0.05"
+
+
+def without(*left_out: str) -> list[str]:
+    return [argument for argument in MINE if argument not in left_out]
+
+
+def file(name: str, content: str | bytes) -> Setup:
+    data = content.encode() if isinstance(content, str) else content
+    return lambda folder: (folder / name).write_bytes(data)
+
+
+SAME = Right(as_usual)
+BAD_YAML = Refused(("my.yaml|'my'",))
+YAML: list[tuple[str, str | bytes, list[str], Expected]] = [
+    ("with a byte order mark", b"\xef\xbb\xbf" + HEAD.encode(), MINE, SAME),
+    ("with Windows line ends", HEAD.replace("\n", "\r\n") + "trainer:\r\n  precision: 32\r\n", MINE, SAME),
+    ("in UTF-16, from PowerShell", HEAD.encode("utf-16"), MINE, Either(BAD_YAML, SAME)),
+    ("with a Latin-1 comment", HEAD.encode() + b"# caf\xe9\n", MINE, Either(BAD_YAML, SAME)),
+    ("indented with a tab", HEAD + "trainer:\n\tprecision: 32\n", MINE, BAD_YAML),
+    (
+        "with a section twice",
+        HEAD + "trainer: {precision: 32}\nmodel: {num_classes: 64}\ntrainer: {}\n",
+        MINE,
+        BAD_YAML,
+    ),
+    ("with the marks of a merge", HEAD + "<<<<<<< HEAD\nname: a\n=======\nname: b\n>>>>>>> main\n", MINE, BAD_YAML),
+    ("that is empty", "", MINE, BAD_YAML),
+    ("that is full of zero bytes", bytes(4096), MINE, BAD_YAML),
+    ("that is a list", "- a\n- b\n", MINE, BAD_YAML),
+    ("that includes itself", "defaults: [my, _self_]\n", MINE, BAD_YAML),
+    ("that includes a file that is not there", "defaults: [base_v2, _self_]\n", MINE, Refused(("base_v2",))),
+    ("with lr: 5e-2", HEAD + "model: {optim: {lr: 5e-2}}\n", without(LR), SAME),
+    ("with lr: 0,05", HEAD + "model: {optim: {lr: '0,05'}}\n", without(LR), Refused((RATE_KEY,))),
+    (
+        "with a name that is not there",
+        HEAD + "model: {optim: {lr: '${model.rate}'}}\n",
+        without(LR),
+        Refused(("rate",)),
+    ),
+    (
+        *(
+            "with names that go in a circle",
+            HEAD + "model: {optim: {lr: '${model.optim.weight_decay}', weight_decay: '${.lr}'}}\n",
+        ),
+        *(without(LR), Refused(("lr|weight_decay",))),
+    ),
+    (
+        "with an unset variable",
+        HEAD + "exp_manager: {exp_dir: '${oc.env:SCRATCH}'}\n",
+        without("exp_manager.exp_dir=runs"),
+        Refused(("SCRATCH",)),
+    ),
+    (
+        "with a typo in a section",
+        HEAD + "modle: {optim: {lr: 1}}\n",
+        MINE,
+        Refused(("modle",)),
+    ),
+    ("of two documents", HEAD + "---\nname: b\n", MINE, BAD_YAML),
+    ("with anchors", HEAD + "model:\n  optim: &o {name: adamw}\n  decoder: {use_bias: true}\nname: &n x\n", MINE, SAME),
+    ("with a section for hydra", HEAD + "hydra: {run: {dir: .}}\n", MINE, Either(Refused(("hydra",)), SAME)),
+    ("with a key one level too high", HEAD + "model: {lr: 0.1}\n", MINE, Refused((RATE_KEY,))),
+    ("named with its ending", HEAD, [word if word != "my" else "my.yaml" for word in MINE], Either(BAD_YAML, SAME)),
+    ("given as the folder", HEAD, [word if word != "." else "my.yaml" for word in MINE], Refused(("my.yaml",))),
+]
+
+# ------------------------------------------------------------------------------------- what changes when a run resumes
+
+
+def takes_effect(key: str) -> Check:
+    """The changed key is named, and the losses change; or it is said to be ignored, and they are the same."""
+
     def check(folder: Path, outcome: Outcome) -> str | None:
-        missing = [pattern for pattern in patterns if not any(folder.rglob(pattern))]
-        return f"not written: {missing}" if missing else then(folder, outcome)
+        whole, found = losses(Fixture.path / "runs/whole"), losses(folder / RUN)
+        if "resumed at step" not in outcome.text:
+            return "it does not say that it resumed"
+        if sorted(found) != sorted(whole):
+            return f"steps {sorted(found)}"
+        ignored = any(key in line and "ignored, because" in line for line in outcome.text.splitlines())
+        if (found == whole) != ignored:
+            return f"{key} is said to be ignored, but has an effect" if ignored else f"{key} has no effect"
+        return told(key)(folder, outcome)
 
     return check
 
 
-def sized(width: int) -> Check:
-    """The saved model has this width."""
-
-    def check(folder: Path, outcome: Outcome) -> str | None:
-        weights = torch.load(only_run(folder) / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
-        found = {value.shape[0] for name, value in weights.items() if name.endswith("norm_out.weight")}
-        return trained(folder, outcome) if found == {width} else f"layers of width {found}"
-
-    return check
+def kept(folder: Path, outcome: Outcome) -> str | None:
+    """The rows of the earlier run are still there."""
+    before, after = losses(Fixture.path / RUN), losses(folder / RUN)
+    return None if all(after.get(step) == loss for step, loss in before.items()) else "rows of the earlier run are lost"
 
 
-def not_mixed(folder: Path, outcome: Outcome) -> str | None:
-    """No metrics.csv contains two runs, and no step goes back."""
-    for path in folder.rglob("metrics*.csv"):
-        with path.open(newline="") as file:
-            found = [int(row["step"]) for row in csv.DictReader(file) if row["train_loss"]]
-        if sorted(set(found)) != found:
-            return f"{path.name} mixes two runs: steps {found}"
-    return None
+CHANGED: list[tuple[str, str]] = [
+    (f"{OPTIM}betas", "[0.5,0.7]"),
+    (f"{OPTIM}sched.warmup_steps", "50"),
+    (f"{MASK}mask_prob", "0.03"),
+    ("model.loss.mask_threshold", "0.3"),
+    ("model.quantizer.dist_fn", "cosine"),
+    (f"{ENCODER}xscaling", "false"),
+    (f"{ENCODER}att_context_size", "[4,4]"),
+    (f"{ENCODER}n_heads", "2"),
+    (f"{ENCODER}subsampling_factor", "4"),
+    ("model.num_classes", "128"),
+    ("model.sample_rate", "8000"),
+    (f"{MEL}window_stride", "0.02"),
+    (f"{MEL}normalize", "all_features"),
+    ("seed", "7"),
+    (f"{TRAIN}batch_augmentor.prob", "0.1"),
+    ("trainer.accumulate_grad_batches", "2"),
+    ("trainer.precision", "bf16"),
+    ("trainer.gradient_clip_val", "0.001"),
+    (f"{ENCODER}dropout_att", "0.6"),
+    (f"{ENCODER}conv_norm_type", "layer_norm"),
+    (f"{MEL}dither", "0.1"),
+    (f"{TRAIN}batch_size", "4"),
+    (f"{TRAIN}shuffle", "false"),
+    (f"{TRAIN}noise_manifest", "valid.jsonl"),
+    (f"{OPTIM}name", "adam"),
+]
 
 
-def dry(folder: Path, outcome: Outcome) -> str | None:
-    """A dry run leaves no checkpoint, no metrics and no hparams.yaml."""
-    wrong = [name for name in outcome.changed if name.endswith((".ckpt", ".nemo", "metrics.csv", "hparams.yaml"))]
-    return f"a dry run wrote {wrong}" if wrong else None
+def in_turn(*parts: tuple[str, ...]) -> Callable[[Path, list[str]], str | None]:
+    """The same run in parts, each with other settings; they must not change what is learned."""
+
+    def act(folder: Path, command: list[str]) -> str | None:
+        for overrides in parts:
+            outcome = in_fork([*command, *overrides], folder, {}, 90)
+            if outcome.code != 0 or "Traceback (most recent call last)" in outcome.text:
+                return f"exit code {outcome.code}: {outcome.text[-300:]}"
+        return resumed(folder, outcome)
+
+    return act
 
 
-def features_of(layers: int, width: int) -> Check:
-    def check(folder: Path, outcome: Outcome) -> str | None:
-        import numpy as np
-
-        found = [np.load(path).shape[:-1] for path in (folder / "out").rglob("*.npy")]
-        expected = (layers, width) if layers else (width,)
-        return finite_features(folder, outcome) if found == [expected] else f"features of shape {found}"
-
-    return check
+def again(folder: Path, outcome: Outcome) -> str | None:
+    """The run that was started from another one's hparams.yaml has its losses."""
+    before, found = losses(folder / RUN), losses(folder / "runs/again")
+    return None if before == found else f"losses differ from those of the run: {found}"
 
 
-# --------------------------------------------------------------------------------------------------------------- set-up
+def untouched(folder: Path, outcome: Outcome) -> str | None:
+    return f"a dry run changed {outcome.changed[:4]}" if outcome.changed else None
+
+
+MIXED_CASES: dict[str, tuple[tuple[str, ...], ...]] = {
+    "an average of the weights, then none": ((AVERAGE, "trainer.max_steps=6"), (f"{EXP}ema.enable=false",)),
+    "no average of the weights, then one": (("trainer.max_steps=6",), (AVERAGE,)),
+    "the best with weights only, then whole": ((f"{SAVING}save_weights_only=true", "trainer.max_steps=6"), ()),
+    "a checkpoint at every step, then not": ((f"{SAVING}every_n_train_steps=1", "trainer.max_steps=5"), ()),
+    "validation by steps, then by epochs": (("trainer.val_check_interval=1", "trainer.max_steps=5"), ()),
+    "no validation set, then one": (("~model.validation_ds", "trainer.max_steps=5"), ()),
+    "with workers, then without": ((f"{TRAIN}num_workers=2", "trainer.max_steps=5"), ()),
+    "the best named last, then not": ((f"{SAVING}filename=last", "trainer.max_steps=6"), ()),
+    "traced, then not": (("debug.trace=true", "trainer.max_steps=5"), ()),
+}
+
+# ------------------------------------------------------------------------------- starting weights, and other commands
 
 
 def model(folder: Path) -> None:
-    shutil.copy(Fixture.path / "model.nemo", folder / "model.nemo")
+    for name in ("model.nemo", "model.ckpt"):
+        shutil.copy(Fixture.path / name, folder)
 
 
-def labelled(folder: Path) -> None:
-    """A model, and a manifest of labels for a probe."""
-    model(folder)
+def loaded_some(folder: Path, outcome: Outcome) -> str | None:
+    """The weights that were asked for were loaded: more than none."""
+    numbers = [int(line.split()[0]) for line in outcome.text.splitlines() if line.strip().endswith(" loaded")]
+    return trained(folder, outcome) if any(numbers) else "no weight was loaded"
+
+
+START: list[tuple[str, Refused | Either, tuple[str, ...]]] = [
+    (
+        *("starting weights with a typo in include", Refused(("encodr",))),
+        ("init_from_nemo_model={base: {path: model.nemo, include: [encodr]}}",),
+    ),
+    (
+        *("starting weights that exclude everything", Refused(("exclude|include",))),
+        ("init_from_nemo_model={base: {path: model.nemo, include: [encoder], exclude: [encoder]}}",),
+    ),
+    (
+        *("starting weights of another width", Either(Refused(("shape",)), Right(said("different shape")))),
+        ("init_from_nemo_model=model.nemo", f"{ENCODER}d_model=64"),
+    ),
+    (
+        *("starting weights from two places", Refused(("init_from_nemo_model", "init_from_ptl_ckpt"))),
+        ("init_from_nemo_model=model.nemo", "init_from_ptl_ckpt=model.ckpt"),
+    ),
+    (
+        *("a .nemo file as training checkpoint", Either(Refused(("model.nemo",)), Right(loaded_some))),
+        ("init_from_ptl_ckpt=model.nemo",),
+    ),
+    (
+        *("a training checkpoint as .nemo file", Either(Refused(("model.ckpt",)), Right(loaded_some))),
+        ("init_from_nemo_model=model.ckpt",),
+    ),
+    ("starting weights from a folder", Refused(("audio",)), ("init_from_nemo_model=audio",)),
+    ("resuming from a .nemo file", Refused(("model.nemo",)), (f"{EXP}resume_from_checkpoint=model.nemo",)),
+]
+
+
+def sensible_features(number: int = 8) -> Check:
+    """So many arrays, finite, and not constant."""
+
+    def check(folder: Path, outcome: Outcome) -> str | None:
+        files = list((folder / "out").rglob("*.npy"))
+        if len(files) != number:
+            return f"{len(files)} feature files, expected {number}"
+        if any(np.ptp(np.load(path)) == 0 for path in files):
+            return "features are constant"
+        return finite_features(folder, outcome)
+
+    return check
+
+
+def same_layers(folder: Path, outcome: Outcome) -> str | None:
+    """Features of `1,1`: the layer once or twice, but with as many layers as the manifest's arrays are described with."""
+    described = json.loads((folder / "out/extract.json").read_text())
+    counts = {np.load(path).shape[0] for path in (folder / "out").rglob("*.npy")}
+    return None if counts == {len(described["layers"])} else f"{counts} layers, extract.json has {described['layers']}"
+
+
+def labels(folder: Path) -> None:
     lines = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
-    write_lines(folder / "l.jsonl", [line | {"label": "ab"[i % 2]} for i, line in enumerate(lines)])
+    write_lines(folder / "l.jsonl", [{**line, "label": "ab"[i % 2]} for i, line in enumerate(lines)])
 
 
-def wrote(name: str, text: str | bytes) -> Setup:
+EXTRACT = ["extract", "model.nemo", "train.jsonl", "out", "--device", "cpu"]
+WEIGHTED = ["--aggregation", "weighted"]
+PROBE = ["probe", "model.nemo", "--train", "l.jsonl", "--test", "l.jsonl", "--label", "label", "--output", "out"]
+PREPARE = ["prepare", "audio", "--output", "new.jsonl", "--workers", "0"]
+INSPECT = ["inspect", "train.jsonl", "--examples", "0"]
+
+
+def pages(folder: Path, outcome: Outcome) -> str | None:
+    return None if "</html>" in (folder / "inspect.html").read_text() else "no whole page"
+
+
+def measured(folder: Path, outcome: Outcome) -> str | None:
+    """Every file is in the manifest, and once in the parts of it."""
+    names = [json.loads(line)["audio_filepath"] for line in (folder / "new.jsonl").read_text().splitlines()]
+    parts = [
+        json.loads(line)["audio_filepath"]
+        for part in ("train", "valid")
+        if (folder / f"new.{part}.jsonl").exists()
+        for line in (folder / f"new.{part}.jsonl").read_text().splitlines()
+    ]
+    if len(names) != 8:
+        return f"{len(names)} utterances, expected 8"
+    return None if sorted(parts) in ([], sorted(names)) else "the parts are not the whole"
+
+
+def shards(folder: Path, outcome: Outcome) -> str | None:
+    tars = list(folder.rglob("audio_*.tar"))
+    return measured(folder, outcome) if len(tars) == 20 else f"{len(tars)} shards, expected 20"
+
+
+COMMANDS: list[tuple[list[str], Expected]] = [
+    ([*EXTRACT, *WEIGHTED, "--weights", "nan,1"], Refused(("weights",))),
+    ([*EXTRACT, *WEIGHTED, "--weights", "0,0"], Refused(("weights",))),
+    ([*EXTRACT, *WEIGHTED, "--weights", "0.2;0.8"], Refused(("weights",))),
+    ([*EXTRACT, *WEIGHTED], Either(Refused(("weights",)), Right(sensible_features()))),
+    ([*EXTRACT, "--weights", "0.2,0.8"], Refused(("weights|aggregation",))),
+    ([*EXTRACT, "--layers", "1,1"], Either(Refused(("layers",)), Right(same_layers))),
+    ([*EXTRACT, "--layers", "1-2"], Refused(("layers",))),
+    ([*EXTRACT, "--layers", ""], Refused(("layers",))),
+    ([*EXTRACT, "--max-duration", "nan"], Refused(("max-duration",))),
+    ([*EXTRACT, "--batch-seconds", "inf"], Either(Refused(("batch-seconds",)), Right(sensible_features()))),
+    ([*EXTRACT, "--format", "shards", "--shard-mb", "-1"], Refused(("shard-mb",))),
+    ([*EXTRACT[:-1], "gpu"], Refused(("gpu",))),
+    ([*PROBE, "--snr", "nan", "--noise", "train.jsonl"], Refused(("snr",))),
+    ([*PROBE, "--snr", "0"], Refused(("noise",))),
+    ([*PROBE, "--head", "attentive", "--lr", "0"], Refused((RATE_KEY,))),
+    (
+        [*PROBE, "--labels-per-class", "100"],
+        Either(Refused(("labels-per-class",)), Right(told("labels-per-class|100", ended_well))),
+    ),
+    ([*PREPARE, "--split", "hash", "--valid-share", "10"], Refused(("valid-share",))),
+    ([*PREPARE, "--split", "hash", "--valid-share", "nan"], Refused(("valid-share",))),
+    ([*PREPARE, "--valid-share", "0.1"], Refused(("split",))),
+    ([*PREPARE, "--split", "folder", "--folder-level", "0", "--valid-share", "0.5"], Refused(("folder-level",))),
+    ([*PREPARE, "--job", "4/4"], Refused(("job",))),
+    ([*PREPARE, "--merge", "2"], Refused(("job",))),
+    ([*PREPARE, "--shards", "20"], Either(Refused(("shards",)), Right(shards))),
+    ([*INSPECT, "--batch-size", "1000000000"], Either(Refused(("batch-size",)), Right(pages))),
+    ([*INSPECT, "model.train_ds.max_duration=60s"], Refused(("max_duration",))),
+    ([*INSPECT, "--config-name", "nest_demo2"], Refused(("nest_demo2",))),
+    (["info", "nest_fast-conformer", "size=huge"], Refused(("huge",))),
+    (["info", "nest_fast-conformer", f"{ENCODER}n_layers=-3"], Refused(("n_layers",))),
+    (["info", "nest_fast-conformer", f"{ENCODER}n_layers=1000000000"], Refused(("n_layers|memory",))),
+]
+
+
+# -------------------------------------------------------------------- a second command where a first one left its files
+
+
+def after(command: Sequence[str], *then: Setup) -> Setup:
+    """The folder as a first command leaves it, and something that happens afterwards."""
+
     def setup(folder: Path) -> None:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(text.encode() if isinstance(text, str) else text)
+        outcome = in_fork(command, folder, {}, 90)
+        if outcome.code != 0:
+            raise RuntimeError(f"the first command fails: {outcome.text}")
+        both(*then)(folder)
 
     return setup
 
 
-OWN = "defaults: [nest_fast-conformer, _self_]\n"
-"""The beginning of a yaml of one's own, as docs/own-data.md recommends it."""
-
-# --------------------------------------------------------------------------------------------------------------- trials
-
-
-def refused(name: str, *overrides: str, words: str | tuple[str, ...], partial: bool = False) -> Trial:
-    """`pretrain` with these overrides is refused; by default before anything is written."""
-    several = (words,) if isinstance(words, str) else words
-    return Trial(GROUP, name, pretrain(*overrides), Refused(several, partial))
+def other_model(folder: Path) -> None:
+    """The model file is replaced by one of the same shape, trained for longer."""
+    (folder / "model.nemo").unlink()
+    shutil.copy(Fixture.path / "runs/whole/checkpoints/whole.nemo", folder / "model.nemo")
 
 
-def right(name: str, *overrides: str, check: Check = trained) -> Trial:
-    return Trial(GROUP, name, pretrain(*overrides), Right(check))
+def not_those_of_before(folder: Path, outcome: Outcome) -> str | None:
+    """The features of the first file are not those of the first model."""
+    first = next((folder / "out").rglob("*-0.npy"))
+    same = np.array_equal(np.load(first), Fixture.feature())
+    return (
+        "the features of the earlier model are taken for those of this one"
+        if same
+        else sensible_features()(folder, outcome)
+    )
 
 
-def either(name: str, *overrides: str, words: str, check: Check = trained, partial: bool = False) -> Trial:
-    return Trial(GROUP, name, pretrain(*overrides), Either(Refused((words,), partial), Right(check)))
+def not_a_number(folder: Path) -> None:
+    """A file whose header is good and whose samples are not."""
+    soundfile.write(folder / "audio/7.wav", np.full(16000, np.nan, np.float32), 16000, subtype="FLOAT")
 
 
-def again(name: str, *overrides: str, expected: Expected) -> Trial:
-    """The run of the fixture is resumed with something changed."""
-    return Trial(GROUP, f"resume: {name}", resume(*overrides), expected, Fixture.run)
+def finds_it(folder: Path, outcome: Outcome) -> str | None:
+    listed = [json.loads(line)["audio_filepath"] for line in (folder / "new.bad.jsonl").read_text().splitlines()]
+    return None if listed == ["audio/7.wav"] else f"bad files: {listed}"
 
 
-def yaml(name: str, text: str | bytes, expected: Expected, *overrides: str) -> Trial:
-    """`pretrain` with a configuration of one's own, in the working folder."""
-    command = [*pretrain(*overrides), "--config-path", ".", "--config-name", "mine"]
-    return Trial(GROUP, f"yaml: {name}", command, expected, wrote("mine.yaml", text))
+def in_tars(number: int) -> Check:
+    """So many shards, no other, and every utterance in one of them."""
+
+    def check(folder: Path, outcome: Outcome) -> str | None:
+        tars = sorted(folder.rglob("audio_*.tar"))
+        found = []
+        for path in tars:
+            with tarfile.open(path) as tar:
+                found += [member.name for member in tar.getmembers() if member.isfile()]
+        if len(found) != 8 or len(set(found)) != 8:
+            return f"{len(found)} members, {len(set(found))} different, of 8 utterances"
+        return None if len(tars) == number else f"{len(tars)} shards, expected {number}"
+
+    return check
 
 
-def other(
-    name: str, command: list[str], expected: Expected, setup: Setup | None = None, limit_s: float = 60.0
-) -> Trial:
-    return Trial(GROUP, name, command, expected, setup, environment=NO_GPU, limit_s=limit_s)
+def valid_share(folder: Path, outcome: Outcome) -> str | None:
+    """All are in the validation part, as the second command asks, if 1 is a share."""
+    return measured(folder, outcome) or (
+        None if not (folder / "new.train.jsonl").read_text() else "the old split is kept"
+    )
 
 
-def of_trainer() -> list[Trial]:
-    return [
-        refused("max_steps with a fraction", "trainer.max_steps=4.5", words="max_steps"),
-        either("max_steps as 4e0", "trainer.max_steps=4e0", words="max_steps", check=steps(4)),
-        either("max_steps in quotes", "trainer.max_steps='4'", words="max_steps", check=steps(4)),
-        refused("max_steps=-5", "trainer.max_steps=-5", words="max_steps"),
-        refused("max_epochs=0", "trainer.max_epochs=0", words="max_epochs"),
-        either("max_epochs=-1 means no limit", "trainer.max_epochs=-1", words="max_epochs", check=steps(4)),
-        refused("no limit at all", "trainer.max_steps=-1", "trainer.max_epochs=0", words="max_epochs|max_steps"),
-        refused("max_time of nothing", "trainer.max_time='00:00:00:00'", words="max_time"),
-        refused("max_time below zero", "trainer.max_time={minutes: -5}", words="max_time"),
-        refused("max_time of nan minutes", "trainer.max_time={minutes: nan}", words="max_time"),
-        refused("max_time in words", "trainer.max_time='five minutes'", words="max_time"),
-        either("max_time as a number", "trainer.max_time=500", words="max_time", check=steps(4)),
-        refused("limit_train_batches=1.5", "trainer.limit_train_batches=1.5", words="limit_train_batches"),
-        either("a share of less than one batch", "trainer.limit_train_batches=0.01", words="limit_train_batches"),
-        refused("limit_val_batches=-3", "trainer.limit_val_batches=-3", words="limit_val_batches"),
-        either(
-            "no validation batches",
-            "trainer.limit_val_batches=0",
-            words="limit_val_batches",
-            check=lambda folder, outcome: validations(0)(folder, outcome) or undisturbed(folder, outcome),
+def one_table(folder: Path, outcome: Outcome) -> str | None:
+    """Every row of metrics.csv has the cells of its header, and the new sets have theirs."""
+    with (folder / RUN / "metrics.csv").open(newline="") as table:
+        header, *content = list(csv.reader(table))
+    if any(len(cells) != len(header) for cells in content):
+        return "a row has another number of cells than the header"
+    sets = [i for i, name in enumerate(header) if name.endswith("_val_loss") and any(cells[i] for cells in content)]
+    return f"columns of {len(sets)} validation sets, expected 2" if len(sets) != 2 else resumed(folder, outcome)
+
+
+def one_line_less(folder: Path) -> None:
+    lines = (folder / "train.jsonl").read_text().splitlines(keepends=True)
+    (folder / "train.jsonl").write_text("".join(lines[:-2]))
+
+
+HASH = ["--split", "hash", "--valid-share"]
+SECOND: list[tuple[str, list[str], Expected, Setup]] = [
+    (
+        *("features, then the same with another model of the same name", EXTRACT),
+        *(Either(Refused(("out|model",)), Right(not_those_of_before)), both(model, after(EXTRACT, other_model))),
+    ),
+    (
+        *("headers only, then decoded", PREPARE),
+        *(Either(Refused(("new.jsonl",)), Right(finds_it)), both(not_a_number, after([*PREPARE, "--check", "header"]))),
+    ),
+    (
+        *("split, then split with another share", [*PREPARE, *HASH, "0.999"]),
+        *(Either(Refused(("new",)), Right(valid_share)), after([*PREPARE, *HASH, "0.2"])),
+    ),
+    (
+        *("two shards, then three", [*PREPARE, "--shards", "3"]),
+        *(Either(Refused(("shards|audio_",)), Right(in_tars(3))), after([*PREPARE, "--shards", "2"])),
+    ),
+    (
+        *("three shards, then two", [*PREPARE, "--shards", "2"]),
+        *(Either(Refused(("shards|audio_",)), Right(in_tars(2))), after([*PREPARE, "--shards", "3"])),
+    ),
+    (
+        *("resumed with two validation sets", resume(f"{VALID}manifest_filepath=[valid.jsonl,train.jsonl]")),
+        *(Either(Refused(("validation_ds",)), Right(one_table)), Fixture.run),
+    ),
+    (
+        *("resumed with starting weights", resume("init_from_nemo_model=model.nemo")),
+        *(
+            Either(Refused(("init_from_nemo_model",)), Right(told("init_from_nemo_model", resumed))),
+            both(model, Fixture.run),
         ),
-        either(
-            "log_every_n_steps=0",
-            "trainer.log_every_n_steps=0",
-            words="log_every_n_steps",
-            check=has("run.nemo", then=ended_well),
+    ),
+    (
+        *("resumed with a shorter manifest", resume()),
+        *(
+            Either(Refused(("train.jsonl|data",)), Right(told("differ|changed|other data", trained))),
+            both(Fixture.run, one_line_less),
         ),
-        refused("log_every_n_steps=-1", "trainer.log_every_n_steps=-1", words="log_every_n_steps"),
-        refused("accumulate_grad_batches=0", "trainer.accumulate_grad_batches=0", words="accumulate_grad_batches"),
-        refused("accumulation as a schedule", "trainer.accumulate_grad_batches={0: 2, 4: 4}", words="accumulate"),
-        right("accumulation that no epoch is a multiple of", "trainer.accumulate_grad_batches=3", check=steps(4)),
-        either("gradient_clip_val=0 is off", "trainer.gradient_clip_val=0", words="clip_val", check=undisturbed),
-        refused("gradient_clip_val=nan", "trainer.gradient_clip_val=nan", words="gradient_clip_val"),
-        refused("an unknown way to clip", "trainer.gradient_clip_algorithm=agc", words="gradient_clip_algorithm"),
-        refused("weights in bf16", "trainer.precision=bf16-true", words="precision|bf16-true"),
-        refused("precision=fp16", "trainer.precision=fp16", words="precision"),
-        right("a validation every two batches", "trainer.val_check_interval=2", check=validations(2)),
-        either("a validation after 100 of 4 batches", "trainer.val_check_interval=100", words="val_check_interval"),
-        refused("val_check_interval=1.5", "trainer.val_check_interval=1.5", words="val_check_interval"),
-        refused("val_check_interval=-1", "trainer.val_check_interval=-1", words="val_check_interval"),
-        refused("check_val_every_n_epoch=0", "trainer.check_val_every_n_epoch=0", words="check_val_every_n_epoch"),
-        refused("num_sanity_val_steps=-2", "trainer.num_sanity_val_steps=-2", words="num_sanity_val_steps"),
-        right("all batches as a sanity check", "trainer.num_sanity_val_steps=-1", check=undisturbed),
-        refused("devices=0", "trainer.devices=0", words="devices"),
-        refused("devices=1.5", "trainer.devices=1.5", words="devices"),
-        refused("an empty list of devices", "trainer.devices=[]", words="devices"),
-        refused("accelerator=tpu", "trainer.accelerator=tpu", words="accelerator"),
-        refused("num_nodes=0", "trainer.num_nodes=0", words="num_nodes"),
-        refused("two nodes and no address", "trainer.num_nodes=2", words="num_nodes|MASTER_ADDR"),
-        refused("DeepSpeed", "trainer.strategy=deepspeed_stage_2", words="strategy"),
-        refused(
-            "a strategy that is a shell command",
-            "trainer.strategy={_target_: os.system, command: 'touch ../pwned'}",
-            words="strategy|_target_|os.system",
-        ),
-        refused("Lightning's callbacks", "trainer.callbacks=[{_target_: my.Callback}]", words="callbacks"),
-        refused("overfit_batches", "trainer.overfit_batches=1", words="limit_train_batches"),
-        refused("an unknown profiler", "trainer.profiler=nsys", words="profiler"),
-        right("a profile", "trainer.profiler=simple", check=has("profile-simple.txt", then=undisturbed)),
-        refused("fast_dev_run=-1", "trainer.fast_dev_run=-1", words="fast_dev_run"),
-        Trial(GROUP, "a dry run in an old folder", pretrain("trainer.fast_dev_run=true"), Right(dry), Fixture.run),
-        either("min_steps above max_steps", "trainer.min_steps=9", words="min_steps"),
-        refused("min_steps=-2", "trainer.min_steps=-2", words="min_steps"),
-        refused("a truth value that is none", "trainer.sync_batchnorm=perhaps", words="sync_batchnorm"),
-        refused("no trainer", "trainer=null", words="trainer"),
-        refused("a seed with a fraction", "seed=1.5", words="seed"),
-        refused("a seed of 70 bits", f"seed={2**70}", words="seed"),
+    ),
+    ("info of a file with a size", ["info", "model.nemo", "size=large"], Refused(("size",)), model),
+    ("doctor of a configuration that is not there", ["doctor", "--config-name", "mine"], Refused(("mine",)), model),
+    ("report of a folder without a run", ["report", "audio"], Refused(("audio",)), model),
+]
+
+# ------------------------------------------------------------------------------------------------------------ the rows
+
+
+def shown(command: Sequence[str]) -> str:
+    return " ".join(command)
+
+
+def row(name: str, command: Sequence[str], expected: Expected, setup: Setup | None = None) -> Trial:
+    alone = any("num_nodes" in word or "wandb" in word for word in command)
+    return Trial(GROUP, name, command, expected, setup, own_process=alone, limit_s=90)
+
+
+def values() -> list[Trial]:
+    found = [
+        row(shown(overrides), pretrain(*overrides), Refused((word,))) for word, *overrides in (*REFUSED, *NOT_NUMBERS)
     ]
-
-
-def of_model() -> list[Trial]:
-    enc, pre = "model.encoder", "model.preprocessor"
-    return [
-        refused("heads that do not divide the width", f"{enc}.n_heads=5", words="n_heads|d_model"),
-        refused("n_heads=0", f"{enc}.n_heads=0", words="n_heads"),
-        refused("n_layers=0", f"{enc}.n_layers=0", words="n_layers"),
-        refused("an even convolution kernel", f"{enc}.conv_kernel_size=8", words="conv_kernel_size"),
-        either("a kernel longer than the audio", f"{enc}.conv_kernel_size=1001", words="conv_kernel_size"),
-        refused("a width in a list", f"{enc}.d_model=[32]", words="d_model"),
-        refused("a width that is true", f"{enc}.d_model=true", words="d_model"),
-        either("a width as 32.0", f"{enc}.d_model=32.0", words="d_model", check=sized(32)),
-        either("a width in quotes", f"{enc}.d_model='32'", words="d_model", check=sized(32)),
-        refused("a width of four million", f"{enc}.d_model=4000000", words="d_model|memory"),
-        refused("ff_expansion_factor=0", f"{enc}.ff_expansion_factor=0", words="ff_expansion_factor"),
-        refused("subsampling_factor=3", f"{enc}.subsampling_factor=3", words="subsampling_factor"),
-        refused("subsampling_conv_channels=0", f"{enc}.subsampling_conv_channels=0", words="conv_channels"),
-        either("subsampling_conv_channels=-1 is d_model", f"{enc}.subsampling_conv_channels=-1", words="channels"),
-        refused("everything dropped", f"{enc}.dropout_pre_encoder=1.0", words="dropout_pre_encoder"),
-        refused("dropout=nan", f"{enc}.dropout=nan", words="dropout"),
-        refused("dropout_att=-0.1", f"{enc}.dropout_att=-0.1", words="dropout_att"),
-        refused("every layer skipped", f"{enc}.stochastic_depth_drop_prob=1.0", words="stochastic_depth"),
-        refused("a context of one number", f"{enc}.att_context_size=[5]", words="att_context_size"),
-        refused(
-            "probabilities of contexts that add up to 1.1",
-            f"{enc}.att_context_size=[[4,2],[2,1]]",
-            f"{enc}.att_context_probs=[0.5,0.6]",
-            words="att_context_probs",
-        ),
-        refused(
-            "chunks that the left context is no multiple of",
-            f"{enc}.att_context_size=[4,2]",
-            f"{enc}.att_context_style=chunked_limited",
-            words="att_context",
-        ),
-        refused("a convolution context of another kernel", f"{enc}.conv_context_size=[3,2]", words="conv_context"),
-        right("a causal convolution", f"{enc}.conv_context_size=causal", check=different),
-        refused("groups that do not divide the width", f"{enc}.conv_norm_type=group_norm7", words="conv_norm_type"),
-        refused("an activation in place of a norm", f"{enc}.conv_norm_type=relu", words="conv_norm_type"),
-        refused("local attention", f"{enc}.self_attention_model=rel_pos_local_attn", words="self_attention_model"),
-        refused("an fft shorter than the window", f"{pre}.n_fft=128", words="n_fft|window"),
-        refused("window_stride=0", f"{pre}.window_stride=0", words="window_stride"),
-        refused("window_size=-0.025", f"{pre}.window_size=-0.025", words="window_size"),
-        refused("window_size in milliseconds", f"{pre}.window_size=25", words="window_size|n_fft"),
-        refused("features=0", f"{pre}.features=0", words="features"),
-        refused("mel bands upside down", f"{pre}.lowfreq=4000", f"{pre}.highfreq=3000", words="lowfreq|highfreq"),
-        refused("an unknown window", f"{pre}.window=triangle", words="window"),
-        refused("an unknown normalisation", f"{pre}.normalize=per_features", words="normalize"),
-        either("log of zero", f"{pre}.log_zero_guard_value=0", words="log_zero_guard_value"),
-        refused("a magnitude to the power of 0", f"{pre}.mag_power=0", words="mag_power"),
-        refused("pre-emphasis of nan", f"{pre}.preemph=nan", words="preemph"),
-        refused("pad_to=-16", f"{pre}.pad_to=-16", words="pad_to"),
-        refused("a masking of other features", "model.masking.feat_in=64", words="feat_in"),
-        refused("fewer codes than the decoder has", "model.quantizer.num_classes=32", words="num_classes"),
-        refused("more decoders than books", "model.decoder.num_decoders=2", words="num_decoders|num_books"),
-        refused("tokens of other lengths", "model.quantizer.combine_time_steps=4", words="combine_time_steps"),
-        refused("mask_prob=1.5", "model.masking.mask_prob=1.5", words="mask_prob"),
-        refused("block_size=0", "model.masking.block_size=0", words="block_size"),
-        either("blocks longer than the audio", "model.masking.block_size=100000", words="block_size"),
-        refused(
-            "at most no frame may be masked",
-            "model.masking.allow_overlap=false",
-            "model.masking.max_mask_ratio=0",
-            words="max_mask_ratio",
-            partial=True,
-        ),
-        refused("mask_position=middle", "model.mask_position=middle", words="mask_position"),
-        refused("mask_threshold=1.5", "model.loss.mask_threshold=1.5", words="mask_threshold"),
-        refused("num_books=0", "model.num_books=0", words="num_books"),
-        refused("code_dim=-1", "model.code_dim=-1", words="code_dim"),
-        refused("an unknown distance", "model.quantizer.dist_fn=l3", words="dist_fn"),
-        refused("activation_budget=7", "model.activation_budget=7", words="activation_budget"),
-        refused("a compiler of another name", "model.compile=inductor-max", words="compile"),
+    for word, *overrides in EXTREME:
+        refused = Refused((word,))
+        expected = Either(refused, Right(trained)) if word.startswith(MAY_BE_OBEYED) else refused
+        found.append(row(shown(overrides), pretrain(*overrides), expected))
+    found += [
+        row(f"without effect: {override}", pretrain(override), Right(told(word, as_usual)))
+        for word, override in NO_EFFECT
     ]
+    for word, *overrides in NAMED:
+        found.append(row(shown(overrides), pretrain(*overrides), Either(Refused((word,)), Right(told(word)))))
+    for word, check, maybe in MAYBE:
+        found.append(row(repr(shown(maybe)), pretrain(*maybe), Either(Refused((word,)), Right(check))))
+    return found
 
 
-def of_optimizer() -> list[Trial]:
-    opt = "model.optim"
-    return [
-        refused("a learning rate of 0", f"{opt}.lr=0", words="lr"),
-        refused("a learning rate of nan", f"{opt}.lr=nan", words="lr"),
-        either("a learning rate of 1e30", f"{opt}.lr=1e30", words="lr|finite", partial=True),
-        refused("one beta", f"{opt}.betas=[0.9]", words="betas"),
-        refused("betas of 1", f"{opt}.betas=[0.9,1.0]", words="betas"),
-        refused("eps below zero", f"{opt}.eps=-1e-8", words="eps"),
-        refused("an endless weight decay", f"{opt}.weight_decay=inf", words="weight_decay"),
-        refused("momentum for adamw", f"{opt}.momentum=0.9", words="momentum"),
-        either("sgd with the betas of the yaml", f"{opt}.name=sgd", f"{opt}.lr=0.01", words="betas|sgd"),
-        refused("no optimizer", f"{opt}=null", words="optim"),
-        refused("novograd", f"{opt}.name=novograd", words="novograd"),
-        refused("a schedule of another toolkit", f"{opt}.sched.name=OneCycleLR", words="OneCycleLR"),
-        refused("warmup_steps=-1", f"{opt}.sched.warmup_steps=-1", words="warmup_steps"),
-        refused(
-            "a warmup of 150 %", f"{opt}.sched.warmup_steps=null", f"{opt}.sched.warmup_ratio=1.5", words="warmup_ratio"
-        ),
-        either("two lengths of warmup", f"{opt}.sched.warmup_ratio=0.5", words="warmup"),
-        refused("a width of the schedule of 0", f"{opt}.sched.d_model=0", words="d_model"),
+def files() -> list[Trial]:
+    found = [
+        row(f"a yaml {name}", command, expected, file("my.yaml", content)) for name, content, command, expected in YAML
     ]
+    typo = ["pretrain", "--config-name", "nest_fast_conformer", *TINY]
+    found.append(row("a typo in --config-name", typo, Refused(("nest_fast_conformer", "nest_fast-conformer"))))
+    return found
 
 
-def of_data() -> list[Trial]:
-    train = "model.train_ds"
-    buckets = f"{train}.use_bucketing=true"
-    return [
-        refused("batch_size=0", f"{train}.batch_size=0", words="batch_size"),
-        refused("batch_size=null", f"{train}.batch_size=null", words="batch_size|batch_duration"),
-        refused("batches larger than the data", f"{train}.batch_size=9", words="batch_size|drop_last|utterances"),
-        right("the same with drop_last=false", f"{train}.batch_size=9", f"{train}.drop_last=false", check=steps(4)),
-        refused("num_workers=-1", f"{train}.num_workers=-1", words="num_workers"),
-        refused("prefetch_factor=0", f"{train}.num_workers=1", f"{train}.prefetch_factor=0", words="prefetch_factor"),
-        refused("prefetch_gb=nan", f"{train}.prefetch_gb=nan", words="prefetch_gb"),
-        refused("noise_bank_gb=-1", f"{train}.noise_bank_gb=-1", words="noise_bank_gb"),
-        refused(
-            "durations the wrong way round",
-            f"{train}.min_duration=20",
-            f"{train}.max_duration=2",
-            words="min_duration|max_duration",
-        ),
-        refused("max_duration=nan", f"{train}.max_duration=nan", words="max_duration"),
-        refused("channel 5 of mono files", f"{train}.channel_selector=5", words="channel", partial=True),
-        refused("max_bad_fraction=nan", f"{train}.max_bad_fraction=nan", words="max_bad_fraction"),
-        refused("an unknown padding", f"{train}.pad_audio_mode=mirror", words="pad_audio_mode"),
-        refused("a probability of 150 %", f"{train}.batch_augmentor.prob=1.5", words="prob"),
-        refused("ratios the wrong way round", f"{train}.batch_augmentor.min_r_noise=30", words="r_noise"),
-        refused("mixing over 200 %", f"{train}.batch_augmentor.max_mix_rate=2", words="mix_rate"),
-        refused(
-            "an augmentation that is a shell command",
-            f"{train}.batch_augmentor._target_=os.system",
-            words="_target_|os.system",
-        ),
-        refused("another sampling rate than the mels", f"{train}.sample_rate=8000", words="sample_rate"),
-        refused("seconds per batch without buckets", f"{train}.batch_duration=10", words="use_bucketing"),
-        refused("num_buckets=0", buckets, f"{train}.num_buckets=0", words="num_buckets"),
-        either("more buckets than utterances", buckets, f"{train}.num_buckets=500", words="num_buckets"),
-        either(
-            "batches shorter than an utterance",
-            buckets,
-            f"{train}.batch_duration=0.5",
-            f"{train}.batch_size=null",
-            words="batch_duration",
-        ),
-        refused("bins out of order", buckets, f"{train}.bucket_duration_bins=[3,2]", words="bucket_duration_bins"),
-        refused("bins of nan", buckets, f"{train}.bucket_duration_bins=[2,nan]", words="bucket_duration_bins"),
-        refused(
-            "fewer batch sizes than bins",
-            buckets,
-            f"{train}.bucket_duration_bins=[2,3]",
-            f"{train}.bucket_batch_size=[4]",
-            words="bucket_batch_size",
-        ),
-        refused(
-            "weights for one of two datasets",
-            f"{train}.is_concat=true",
-            f"{train}.manifest_filepath=[train.jsonl,valid.jsonl]",
-            f"{train}.concat_sampling_technique=random",
-            f"{train}.concat_sampling_probabilities=[1.0]",
-            words="concat_sampling_probabilities",
-        ),
-        refused(
-            "a temperature of 0",
-            f"{train}.is_concat=true",
-            f"{train}.concat_sampling_temperature=0",
-            words="concat_sampling_temperature",
-        ),
-        refused("tarred without tars", f"{train}.is_tarred=true", words="tarred_audio_filepaths"),
-        refused("a source that nobody has registered", f"{train}.source=my_corpus", words="my_corpus"),
-        refused("no manifest", f"{train}.manifest_filepath=null", words="manifest_filepath"),
-        refused("an empty list of manifests", f"{train}.manifest_filepath=[]", words="manifest_filepath"),
-        refused("a number as manifest", f"{train}.manifest_filepath=42", words="manifest_filepath|42"),
-        refused("a table as manifest", f"{train}.manifest_filepath={{a: b}}", words="manifest_filepath"),
-        right("training without validation", "model.validation_ds.manifest_filepath=null", check=undisturbed),
+def changes() -> list[Trial]:
+    found = []
+    for key, value in CHANGED:
+        expected = Either(Refused((key.rpartition(".")[2],)), Right(takes_effect(key)))
+        found.append(row(f"resumed with {key}={value}", resume(f"{key}={value}"), expected, Fixture.run))
+    found += [
+        Trial(GROUP, name, resume(), SAME, act=in_turn(*parts), limit_s=200) for name, parts in MIXED_CASES.items()
     ]
-
-
-def of_runs() -> list[Trial]:
-    exp, best = "exp_manager", "exp_manager.checkpoint_callback_params"
-    early = f"{exp}.create_early_stopping_callback=true"
-    return [
-        refused("a manifest as exp_dir", f"{exp}.exp_dir=train.jsonl", words="train.jsonl|exp_dir"),
-        refused("a run called ..", f"{exp}.name=..", words="name"),
-        either("a run without a name", f"{exp}.name=''", words="name"),
-        refused("save_top_k=-5", f"{best}.save_top_k=-5", words="save_top_k"),
-        right(
-            "save_top_k=-1 keeps all",
-            f"{best}.save_top_k=-1",
-            "trainer.val_check_interval=2",
-            check=lambda folder, outcome: (
-                trained(folder, outcome)
-                if len(list(folder.rglob("run--*.ckpt"))) == 2
-                else f"{len(list(folder.rglob('run--*.ckpt')))} of the best are kept, expected 2"
-            ),
+    hparams = ["pretrain", "--config-path", str(RUN), "--config-name", "hparams", "exp_manager.name=again"]
+    found += [
+        row(
+            "hparams.yaml of a run as configuration", hparams, Either(Refused(("hparams",)), Right(again)), Fixture.run
         ),
-        refused("a typo in monitor", f"{best}.monitor=val_los", words="monitor|val_los"),
-        refused("mode=mini", f"{best}.mode=mini", words="mode"),
-        refused("a file name that leaves the folder", f"{best}.filename='../../{{epoch}}'", words="filename"),
-        right("train_time_interval of nothing: saves after every step", f"{best}.train_time_interval='00:00:00:00'"),
-        refused("a time per run in words", f"{exp}.max_time_per_run='5 minutes'", words="max_time_per_run"),
-        refused("an average that never moves", f"{exp}.ema.enable=true", f"{exp}.ema.decay=1.0", words="decay"),
-        refused("an average every 0 steps", f"{exp}.ema.enable=true", f"{exp}.ema.every_n_steps=0", words="every_n"),
-        refused("a checkpoint that is not there", f"{exp}.resume_from_checkpoint=nosuch.ckpt", words="nosuch.ckpt"),
-        refused("audio as checkpoint", f"{exp}.resume_from_checkpoint=audio/0.wav", words="0.wav"),
-        refused("patience of nan", early, f"{exp}.early_stopping_callback_params.patience=nan", words="patience"),
-        refused(
-            "early stopping on what is never logged",
-            early,
-            f"{exp}.early_stopping_callback_params.monitor=wer",
-            words="wer|monitor",
-        ),
-        either(
-            "early stopping without validation",
-            early,
-            "model.validation_ds.manifest_filepath=null",
-            words="early_stopping|validation|monitor",
-        ),
-        either(
-            "files to copy that are not there",
-            f"{exp}.files_to_copy=[nosuch.py]",
-            words="nosuch.py",
-            check=said("nosuch.py"),
-        ),
-        Trial(
-            GROUP,
-            "resume_if_exists=false in an old folder",
-            pretrain(f"{exp}.resume_if_exists=false"),
-            Either(Refused(("resume_if_exists|exists|name",)), Right(not_mixed)),
+        row("a dry run in the folder of a run", resume("trainer.fast_dev_run=true"), Right(untouched), Fixture.run),
+        row("a dry run of -1 batches", resume("trainer.fast_dev_run=-1"), Refused(("fast_dev_run",)), Fixture.run),
+        row(
+            "resumed with fewer steps than done",
+            resume(f"trainer.max_steps={BASE_STEPS - 3}"),
+            Either(Refused(("max_steps",)), Right(told("max_steps", kept))),
             Fixture.run,
         ),
-        refused("nothing to resume", f"{exp}.resume_ignore_no_checkpoint=false", words="resume_ignore_no_checkpoint"),
-        refused("watchdog.floor_s=nan", "watchdog.floor_s=nan", words="floor_s"),
-        refused("watchdog.action=kill", "watchdog.action=kill", words="watchdog.action|action"),
-        refused("launch.max_restarts=-1", "launch.max_restarts=-1", words="max_restarts"),
-        refused("weights from nowhere", "init_from_nemo_model=nosuch.nemo", words="nosuch.nemo"),
-        Trial(
-            GROUP,
-            "weights of which nothing is included",
-            pretrain("init_from_nemo_model={base: {path: model.nemo, include: [nosuch]}}"),
-            Either(Refused(("nosuch|include|model.nemo",)), Right(said("0 loaded"))),
-            model,
+        row(
+            "not resumed, in the same folder",
+            resume(f"{EXP}resume_if_exists=false"),
+            Either(Refused(("resume_if_exists|exp_manager.name",)), Right(kept)),
+            Fixture.run,
         ),
-        Trial(
-            GROUP,
-            "weights of another width",
-            pretrain("init_from_nemo_model=model.nemo", "model.encoder.d_model=64"),
-            Either(Refused(("shape|model.nemo",)), Right(said("different shape", "encoder"))),
-            model,
+        row(
+            "resumed with early stopping",
+            resume(STOP_EARLY, f"{STOPPING}patience=50"),
+            Right(said("resumed at step")),
+            Fixture.run,
         ),
-        again("another width", "model.encoder.d_model=64", expected=Refused(("d_model",))),
-        again("one layer fewer", "model.encoder.n_layers=1", expected=Refused(("n_layers|layer",))),
-        again("another optimizer", "model.optim.name=sgd", expected=Refused(("optim",))),
-        again("another mel range", "model.preprocessor.highfreq=7000", expected=Refused(("highfreq",))),
-        again("another quantizer", "model.num_books=2", expected=Refused(("num_books|quantizer|decoder",))),
-        again("another seed", "seed=7", expected=Either(Refused(("seed",)), Right(said("seed", then=different)))),
-        again(
-            "other betas",
-            "model.optim.betas=[0.5,0.5]",
-            expected=Either(Refused(("betas",)), Right(said("betas", then=different))),
-        ),
-        again(
-            "another loss threshold",
-            "model.loss.mask_threshold=0.5",
-            expected=Either(Refused(("mask_threshold",)), Right(said("mask_threshold", then=different))),
-        ),
-        again("another profiler only", "trainer.profiler=simple", expected=Right(resumed)),
-        again(
-            "a manifest that is gone",
-            "model.train_ds.manifest_filepath=nosuch.jsonl",
-            expected=Refused(("nosuch.jsonl",)),
-        ),
-        again(
-            "fewer steps than were trained",
-            "trainer.max_steps=3",
-            expected=Either(Refused(("max_steps",)), Right(not_mixed)),
+        row(
+            "resumed with an average of the weights",
+            resume(AVERAGE, f"{EXP}ema.decay=0.9"),
+            Either(Refused(("ema",)), Right(said("resumed at step", "ema"))),
+            Fixture.run,
         ),
     ]
-
-
-def of_yaml() -> list[Trial]:
-    bomb = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
-        f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10)
-    )
-    return [
-        yaml(
-            "a rate as 5e-2, which is text in YAML 1.1",
-            OWN + "model:\n  optim:\n    lr: 5e-2\n    sched:\n"
-            "      name: CosineAnnealing\n      d_model: null\n      warmup_steps: null\n      min_lr: 1e-5\n",
-            Either(Refused(("lr",)), Right(rate(0.05))),
-            "~model.optim.sched.warmup_steps",
-            "model.optim.lr=5e-2",
-        ),
-        yaml("tabs", OWN + "model:\n\toptim:\n\t\tlr: 1\n", Refused(("mine.yaml",))),
-        yaml(
-            "a key twice",
-            OWN + "trainer:\n  precision: 32\ntrainer:\n  precision: 16\n",
-            Refused(("trainer|precision|twice|duplicate",)),
-        ),
-        yaml("UTF-16", (OWN + "seed: 1\n").encode("utf-16"), Either(Refused(("mine.yaml|mine",)), Right(trained))),
-        yaml("a byte order mark", b"\xef\xbb\xbf" + OWN.encode(), Either(Refused(("mine.yaml|mine",)), Right(trained))),
-        yaml("an empty file", "", Refused(("mine|trainer|model",))),
-        yaml("a list", "- a\n- b\n", Refused(("mine",))),
-        yaml("zeros", bytes(300), Refused(("mine",))),
-        yaml("defaults that are not there", "defaults: [nosuch_base, _self_]\n", Refused(("nosuch_base",))),
-        yaml("defaults that are itself", "defaults: [mine, _self_]\n", Refused(("mine",))),
-        yaml("an interpolation of nothing", OWN + "seed: ${nosuch.key}\n", Refused(("nosuch",))),
-        yaml("interpolations in a circle", OWN + "seed: ${name}\nname: ${seed}\n", Refused(("seed|name",))),
-        yaml("??? over a value, which stays", OWN + "model:\n  num_books: ???\n", Right(trained)),
-        yaml("a Python object", OWN + "seed: !!python/object/apply:os.system ['touch ../pwned']\n", Refused(("mine",))),
-        yaml("a billion laughs", OWN + bomb, Refused(("mine|a0|a9|a1|alias",))),
-        yaml(
-            "a section of another model",
-            OWN + "model:\n  tokenizer:\n    dir: x\n    type: bpe\n",
-            Right(lambda f, o: trained(f, o) if "model.tokenizer" in o.err else "not said to be unused"),
-        ),
-        yaml("a section that is a number", OWN + "model:\n  encoder: 3\n", Refused(("encoder",))),
-        yaml(
-            "yes and no", OWN + "trainer:\n  sync_batchnorm: no\n", Either(Refused(("sync_batchnorm",)), Right(trained))
-        ),
-        other(
-            "a configuration folder that is not there",
-            ["pretrain", "--config-path", "nosuch_dir"],
-            Refused(("nosuch_dir",)),
-        ),
-        other(
-            "a configuration that is not there",
-            ["pretrain", "--config-name", "nest_fastconformer"],
-            Refused(("nest_fastconformer",)),
-        ),
-        other(
-            "a configuration by its file name",
-            [*pretrain(), "--config-path", ".", "--config-name", "mine.yaml"],
-            Either(Refused(("mine",)), Right(steps(4))),
-            wrote("mine.yaml", OWN),
-        ),
-    ]
-
-
-def of_overrides() -> list[Trial]:
-    return [
-        refused("an override without =", "trainer.max_steps", words="trainer.max_steps"),
-        refused("an override without a key", "=5", words="=5"),
-        refused("an open bracket", "model.optim.betas=[0.9,0.98", words="betas"),
-        refused("an unknown key with +", "+model.encoder.nlayers=2", words="nlayers"),
-        refused("an unknown key with ++", "++trainer.max_step=2", words="max_step"),
-        refused("removal of what is not there", "~model.nosuch", words="nosuch"),
-        refused("a path through a number", "seed.value=3", words="seed"),
-        refused("an unknown size", "size=gigantic", words="gigantic|size"),
-        right("the last of two overrides counts", "trainer.max_steps=9", "trainer.max_steps=2", check=steps(2)),
-        refused("Hydra's own keys", "hydra.run.dir=elsewhere", words="hydra"),
-        other("Hydra's multirun", [*pretrain("seed=1,2"), "--multirun"], Refused(("multirun|seed|-m",))),
-        refused("a sweep", "seed=1,2,3", words="seed"),
-        either(
-            "a comma-separated list of manifests",
-            "model.train_ds.manifest_filepath='train.jsonl,valid.jsonl'",
-            words="manifest_filepath",
-            check=said("12 utterances"),
-        ),
-        refused("a value in brackets too deep", f"model.optim.betas={'[' * 5000}{']' * 5000}", words="betas"),
-        refused(
-            "an interpolation of the environment",
-            "exp_manager.name=${oc.env:NOSUCH_VARIABLE_X}",
-            words="NOSUCH_VARIABLE_X",
-        ),
-    ]
-
-
-def of_commands() -> list[Trial]:
-    fit = ["fit", "model.train_ds.manifest_filepath=train.jsonl"]
-    prepare = ["prepare", "audio", "--output", "m.jsonl"]
-
-    def bad(name: str, command: list[str], *words: str, setup: Setup | None = model) -> Trial:
-        return other(name, command, Refused(words), setup)
-
-    return [
-        bad("extract: a layer that is not there", [*EXTRACT, "--layers", "9"], "layer"),
-        bad("extract: layers in words", [*EXTRACT, "--layers", "first"], "layers|first"),
-        bad("extract: an empty number", [*EXTRACT, "--layers", "0,,1"], "layer"),
-        other(
-            "extract: a layer from the end",
-            [*EXTRACT, "--layers=-1"],
-            Either(Refused(("layer",)), Right(features_of(1, 32))),
-            model,
-        ),
-        other(
-            "extract: a layer twice",
-            [*EXTRACT, "--layers", "0,0"],
-            Either(Refused(("layer",)), Right(features_of(2, 32))),
-            model,
-        ),
-        bad("extract: weights that are not used", [*EXTRACT, "--weights", "0.5,0.5"], "weight"),
-        bad(
-            "extract: three weights for two layers",
-            [*EXTRACT, "--aggregation", "weighted", "--weights", "1,1,1"],
-            "weight",
-        ),
-        bad("extract: weights of nan", [*EXTRACT, "--aggregation", "weighted", "--weights", "nan,1"], "weight"),
-        bad("extract: weighted without weights", [*EXTRACT, "--aggregation", "weighted"], "weights"),
-        bad("extract: shards of nothing", [*EXTRACT, "--format", "shards", "--shard-mb", "0"], "shard-mb|shard_mb"),
-        bad("extract: batches of nan seconds", [*EXTRACT, "--batch-seconds", "nan"], "batch-seconds|batch_seconds"),
-        bad("extract: max-duration nan", [*EXTRACT, "--max-duration", "nan"], "max-duration|max_duration"),
-        bad("extract: GPU 99", [*EXTRACT[:-1], "cuda:99"], "cuda:99|GPU"),
-        bad("extract: a device of torch without data", [*EXTRACT[:-1], "meta"], "meta|device"),
-        bad(
-            "probe: noise without a ratio",
-            [*PROBE, "--label", "label", "--noise", "train.jsonl"],
-            "snr",
-            setup=labelled,
-        ),
-        bad(
-            "probe: a ratio of nan",
-            [*PROBE, "--label", "label", "--noise", "train.jsonl", "--snr", "nan"],
-            "snr",
-            setup=labelled,
-        ),
-        bad("probe: a label and a task", [*PROBE, "--label", "label", "--task", "mine"], "task", setup=labelled),
-        bad("probe: neither label nor task", PROBE, "label|task", setup=labelled),
-        bad(
-            "probe: more labels than there are",
-            [*PROBE, "--label", "label", "--labels-per-class", "99"],
-            "labels-per-class|99|4",
-            setup=labelled,
-        ),
-        bad(
-            "probe: a learning rate below zero",
-            [*PROBE, "--label", "label", "--head", "attentive", "--lr", "-1"],
-            "lr",
-            setup=labelled,
-        ),
-        bad(
-            "prepare: everything is for validation",
-            [*prepare, "--split", "hash", "--valid-share", "1.5"],
-            "valid-share|valid_share",
-        ),
-        bad("prepare: a share of nan", [*prepare, "--split", "hash", "--valid-share", "nan"], "valid-share|share"),
-        bad("prepare: folder level 0", [*prepare, "--split", "folder", "--folder-level", "0"], "folder-level|level"),
-        bad("prepare: job 3 of 2", [*prepare, "--job", "3/2"], "job|3/2"),
-        bad("prepare: job 0 of 0", [*prepare, "--job", "0/0"], "job|0/0"),
-        bad("prepare: merge of jobs that never ran", [*prepare, "--merge", "3"], "job"),
-        bad("fit: more memory than the card has", [*fit, "--memory-share", "2"], "memory|GPU|CUDA"),
-        bad("fit: without a GPU", [*fit, "trainer.accelerator=cpu"], "GPU|CUDA|accelerator"),
-        bad(
-            "inspect: a typo in a setting",
-            ["inspect", "train.jsonl", "model.train_ds.max_durations=3"],
-            "max_durations",
-        ),
-        bad("inspect: more masks than frames", ["inspect", "train.jsonl", "model.masking.mask_prob=7"], "mask_prob"),
-        bad("demo: no utterances", ["demo", "--data-dir", "d", "--num-train", "-1"], "num-train|num_train"),
-        bad("demo: utterances of nan seconds", ["demo", "--data-dir", "d", "--duration", "nan"], "duration"),
-        bad("demo: 7 samples per second", ["demo", "--data-dir", "d", "--sample-rate", "7"], "sample-rate|sample_rate"),
-        bad("demo: a folder that is a file", ["demo", "--data-dir", "train.jsonl", "--num-train", "2"], "train.jsonl"),
-        bad("demo: overwrite what no demo has made", ["demo", "--data-dir", "audio", "--overwrite"], "audio"),
-        bad("doctor: a run that is not there", ["doctor", "runs/nosuch"], "nosuch"),
-        bad("doctor: a file as run", ["doctor", "train.jsonl"], "train.jsonl"),
-        bad("report: a folder without a run", ["report", "audio"], "audio"),
-        bad("info: an unknown size", ["info", "nest_fast-conformer", "size=gigantic"], "gigantic|size"),
-        bad(
-            "info: overrides of a file",
-            ["info", "model.nemo", "model.encoder.d_model=64"],
-            "d_model|override|model.nemo",
-        ),
-        bad("info: three models", ["info", "model.nemo", "model.nemo", "model.nemo"], "two|three|3|2"),
-        bad("export: a folder in place of a file", ["export", "model.nemo", "audio", "--format", "nemo"], "audio"),
-        bad(
-            "export: onto its own source",
-            ["export", "model.nemo", "model.nemo", "--format", "safetensors"],
-            "model.nemo",
-        ),
-        bad(
-            "verify: a Python that is not there",
-            ["verify", "model.nemo", "--nemo-python", "nosuch_python"],
-            "nosuch_python",
-        ),
-        bad("verify: numbers that are not there", ["verify", "model.nemo", "--recorded", "nosuch.npz"], "nosuch.npz"),
-    ]
+    return found
 
 
 def trials() -> list[Trial]:
-    makers: tuple[Callable[[], list[Trial]], ...] = (
-        *(of_trainer, of_model, of_optimizer, of_data, of_runs, of_yaml, of_overrides, of_commands),
-    )
-    return [trial for make in makers for trial in make()]
+    starts = [row(name, pretrain(*overrides), expected, model) for name, expected, overrides in START]
+    others = [row(shown(command), command, expected, both(model, labels)) for command, expected in COMMANDS]
+    seconds = [row(name, command, expected, setup) for name, command, expected, setup in SECOND]
+    return [*values(), *files(), *changes(), *starts, *others, *seconds]

@@ -1,20 +1,22 @@
-"""What a program finds around it: limits, variables, full and read-only disks, closed outputs, locales, clocks.
+"""What surrounds a command: limits, small disks, missing homes, closed outputs, locales, schedulers' variables.
 
-Root may write anywhere, so what must not be writable is tried without root's capabilities. Small file systems are
-mounted in a namespace of their own, which ends with the command; such trials are left out where that is not allowed.
+Mounts are made in a name space of the trial's own, which ends with it; without root those trials are left out.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import soundfile
+import torch
 from benchmarks.hostile.harness import (
+    RATE,
     RUN,
     Check,
     Either,
@@ -25,672 +27,337 @@ from benchmarks.hostile.harness import (
     Right,
     Setup,
     Trial,
-    both,
     ended_well,
-    finite_features,
     losses,
-    only_run,
     pretrain,
+    replaced,
     resume,
     resumed,
+    rows,
     said,
+    same_features,
+    speech,
     trained,
     write_lines,
 )
+from safetensors.torch import load_file
 
 GROUP = "environment"
-EXTRACT = ["extract", "model.nemo", "audio", "out", "--device", "cpu"]
-PREPARE = ["prepare", "audio", "--output", "m.jsonl", "--workers", "2"]
-ROOT = os.geteuid() == 0
-PLAIN = "setpriv --bounding-set=-all" if ROOT else ""
-"""Before a command: even root may write only where its mode bits allow it."""
-
-
-LOADS = "\"$1\" -c \"import torch; torch.load('runs/run/checkpoints/last.ckpt', weights_only=True)['state_dict']\" || code=98"
-"""After a command: the checkpoint that the run is resumed from is whole."""
-
-
-def in_namespace(mounts: str, then: str = "", kind: str = "-m") -> str:
-    """A bash line: mount, run the command, do something, and end with its exit code."""
-    script = f'{mounts} || exit 99; "$@"; code=$?; {then or ":"}; exit $code'
-    return f"unshare {kind} bash -c {quoted(script)} bash " + '"$@"'
-
-
-def quoted(script: str) -> str:
-    return "'" + script.replace("'", "'\\''") + "'"
-
-
-def possible(shell: str) -> bool:
-    """Whether this machine allows it."""
-    try:
-        return subprocess.run(["bash", "-c", shell, "bash", "true"], capture_output=True, timeout=20).returncode == 0
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-
-
-# --------------------------------------------------------------------------------------------------------------- checks
-
-
-def undisturbed(folder: Path, outcome: Outcome) -> str | None:
-    expected, found = losses(Fixture.path / "runs/whole"), losses(only_run(folder))
-    if sorted(found) != [0, 1, 2, 3] or any(
-        abs(float(expected[step]) - float(value)) > 1e-5 for step, value in found.items()
-    ):  # another number of threads rounds otherwise
-        return f"losses differ from those of a plain environment: {found}"
-    return trained(folder, outcome)
-
-
-def finished(folder: Path, outcome: Outcome) -> str | None:
-    """Undisturbed, and everything is there that a run leaves."""
-    run = only_run(folder)
-    missing = [
-        name
-        for name in ("checkpoints/run.nemo", "checkpoints/last.ckpt", "report.html", "hparams.yaml")
-        if not (run / name).exists()
-    ]
-    return f"not written: {missing}" if missing else undisturbed(folder, outcome)
-
-
-def lines(name: str, number: int) -> Check:
-    def check(folder: Path, outcome: Outcome) -> str | None:
-        found = len((folder / name).read_text(encoding="utf-8").splitlines())
-        return None if found == number else f"{found} lines in {name}"
-
-    return check
-
-
-def features(number: int) -> Check:
-    def check(folder: Path, outcome: Outcome) -> str | None:
-        found = [np.load(path).shape for path in (folder / "out").rglob("*.npy")]
-        return finite_features(folder, outcome) if len(found) == number else f"{len(found)} feature files"
-
-    return check
-
-
-def unhurt(*names: str, then: Check = ended_well) -> Check:
-    """These files are as they were in the fixture."""
-
-    def check(folder: Path, outcome: Outcome) -> str | None:
-        hurt = [name for name in names if (folder / name).read_bytes() != (Fixture.path / name).read_bytes()]
-        return f"changed: {hurt}" if hurt else then(folder, outcome)
-
-    return check
-
-
-# --------------------------------------------------------------------------------------------------------------- set-up
+EXTRACT = ["extract", "model.nemo", "audio/0.wav", "out", "--device", "cpu"]
+PREPARE = ["prepare", "audio", "--output", "new.jsonl", "--workers", "1"]
+PROBE = ["probe", "model.nemo", "--train", "l.jsonl", "--test", "l.jsonl", "--label", "label", "--output", "probe"]
+TWO = pretrain("trainer.devices=2")
+WORKERS = pretrain("model.train_ds.num_workers=2")
+TRAINED = Right(trained)
+FEATURES = Right(same_features)
+STOPPED = (1, 75)
+Environment = Mapping[str, str | None]
 
 
 def model(folder: Path) -> None:
-    shutil.copy(Fixture.path / "model.nemo", folder / "model.nemo")
+    shutil.copy(Fixture.path / "model.nemo", folder)
+    lines = [{"audio_filepath": f"audio/{i}.wav", "duration": 1.6 + 0.1 * i, "label": "äb"[i % 2]} for i in range(8)]
+    write_lines(folder / "l.jsonl", lines)
 
 
-def folders(*names: str) -> Setup:
-    def setup(folder: Path) -> None:
-        for name in names:
-            (folder / name).mkdir(parents=True)
-
-    return setup
-
-
-def mode(bits: int, *names: str) -> Setup:
-    def setup(folder: Path) -> None:
-        for name in names:
-            (folder / name).chmod(bits)
-
-    return setup
-
-
-def dated(seconds: int) -> Setup:
-    """All files have this time."""
-
-    def setup(folder: Path) -> None:
-        for path in [*folder.rglob("*"), folder]:
-            os.utime(path, (seconds, seconds))
-
-    return setup
-
-
-def accents(folder: Path) -> None:
+def model_and_run(folder: Path) -> None:
     model(folder)
-    (folder / "in").mkdir()
-    for i, name in enumerate(("über.wav", "語音.wav")):
-        shutil.copy(folder / f"audio/{i}.wav", folder / "in" / name)
-    write_lines(folder / "in.jsonl", [{"audio_filepath": "in/語音.wav", "duration": 1.7, "text": "é"}])
+    Fixture.run(folder)
 
 
-# --------------------------------------------------------------------------------------------------------------- trials
+def accented(folder: Path) -> None:
+    """A corpus whose names need more than ASCII."""
+    model(folder)
+    (folder / "Müller – é").mkdir()
+    for i in range(4):
+        soundfile.write(folder / f"Müller – é/größe {i}.wav", speech(2 * RATE, i), RATE)
+    lines = [{"audio_filepath": f"Müller – é/größe {i}.wav", "duration": 2.0, "text": "日本"} for i in range(4)]
+    (folder / "Wörter.jsonl").write_text(
+        "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines), encoding="utf-8"
+    )
 
 
-def around(
-    name: str,
-    expected: Expected,
-    command: list[str] | None = None,
-    *,
-    shell: str = "",
-    setup: Setup | None = None,
-    environment: Mapping[str, str | None] | None = None,
-) -> Trial:
-    return Trial(GROUP, name, command or pretrain(), expected, setup, environment or {}, True, shell, limit_s=90.0)
+# -------------------------------------------------------------------------------------------------------- what is right
 
 
-def of_variables() -> list[Trial]:
-    fine = Right(finished)
-
-    def named(word: str) -> Expected:
-        """Either it makes no difference, or the variable is named."""
-        return Either(Refused((word,)), fine)
-
-    plain = {"LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    return [
-        around("HOME is unset, and so is the user", fine, environment={"HOME": None, "USER": None, "LOGNAME": None}),
-        around("HOME is a file", fine, environment={"HOME": "/dev/null"}),
-        around(
-            "HOME is nowhere, for two ranks",
-            Right(trained),
-            pretrain("trainer.devices=2"),
-            environment={"HOME": "/nosuch/home"},
-        ),
-        around("TMPDIR is nowhere", fine, environment={"TMPDIR": "/nosuch/tmp"}),
-        around(
-            "TMPDIR is too long for a socket",
-            Right(trained),
-            pretrain("trainer.devices=2"),
-            environment={"TMPDIR": "../tmp/" + "./" * 60},
-        ),
-        around("no variables at all", fine, shell='exec env -i PYTHONPATH="$PYTHONPATH" "$@"'),
-        around(
-            "the locale C, and names that are not ASCII",
-            Right(lines("m.jsonl", 2)),
-            ["prepare", "in", "--output", "m.jsonl"],
-            setup=accents,
-            environment={"LC_ALL": "C", "LANG": None},
-        ),
-        around(
-            "a strict ASCII locale, and names that are not",
-            Either(Refused(("UTF|ASCII",), partial=True), Right(lines("m.jsonl", 2))),
-            ["prepare", "in", "--output", "m.jsonl"],
-            setup=accents,
-            environment=plain,
-        ),
-        around(
-            "the locale C, a text that is not ASCII",
-            Right(lines("out/manifest.jsonl", 1)),
-            ["extract", "model.nemo", "in.jsonl", "out", "--device", "cpu"],
-            setup=accents,
-            environment={"LC_ALL": "C", "LANG": None},
-        ),
-        around(
-            "a strict ASCII locale, a text that is not",
-            Either(Refused(("UTF|ASCII",), partial=True), Right(lines("out/manifest.jsonl", 1))),
-            ["extract", "model.nemo", "in.jsonl", "out", "--device", "cpu"],
-            setup=accents,
-            environment=plain,
-        ),
-        around(
-            "an output in ASCII, a run that is not",
-            Right(trained),
-            pretrain("exp_manager.name='läuft'"),
-            environment={"PYTHONIOENCODING": "ascii"},
-        ),
-        around("a locale that is not installed", fine, environment={"LC_ALL": "xx_YY.UTF-8"}),
-        around(
-            "a terminal of one column",
-            Right(ended_well),
-            ["info", "model.nemo"],
-            setup=model,
-            environment={"COLUMNS": "1", "LINES": "1"},
-        ),
-        around(
-            "COLUMNS that is no number",
-            Right(ended_well),
-            ["inspect", "train.jsonl"],
-            environment={"COLUMNS": "wide", "TERM": "nosuch-term"},
-        ),
-        around("OMP_NUM_THREADS=many", named("OMP_NUM_THREADS"), environment={"OMP_NUM_THREADS": "many"}),
-        around("OMP_NUM_THREADS=0", named("OMP_NUM_THREADS"), environment={"OMP_NUM_THREADS": "0"}),
-        around(
-            "CUDA_VISIBLE_DEVICES is no number",
-            named("CUDA_VISIBLE_DEVICES"),
-            environment={"CUDA_VISIBLE_DEVICES": "first"},
-        ),
-        around(
-            "MASTER_PORT is no number, for two ranks",
-            Refused(("MASTER_PORT",)),
-            pretrain("trainer.devices=2"),
-            environment={"MASTER_PORT": "http"},
-        ),
-        around(
-            "MASTER_ADDR is nowhere, for two ranks",
-            Either(Refused(("MASTER_ADDR|nosuch.invalid",)), Right(trained)),  # the ranks of one machine need none
-            pretrain("trainer.devices=2"),
-            environment={"MASTER_ADDR": "nosuch.invalid"},
-        ),
-        around(
-            "a rank that is left over from torchrun",
-            Refused(("RANK|torchrun|WORLD_SIZE",)),
-            environment={
-                "RANK": "1",
-                "WORLD_SIZE": "2",
-                "LOCAL_RANK": "1",
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": "1",
-            },
-        ),
-        around(
-            "a rank that is no number",
-            Refused(("RANK",)),
-            environment={"RANK": "first", "WORLD_SIZE": "1", "LOCAL_RANK": "0"},
-        ),
-        around(
-            "SLURM's variables in a shell of one task",
-            Either(Refused(("SLURM",)), Right(trained)),
-            environment={
-                "SLURM_JOB_ID": "17",
-                "SLURM_NTASKS": "1",
-                "SLURM_PROCID": "0",
-                "SLURM_LOCALID": "0",
-                "SLURM_NNODES": "1",
-                "SLURM_JOB_NODELIST": "localhost",
-                "SLURM_STEP_ID": "0",
-            },
-        ),
-        around("a cache folder that is a file", fine, environment={"NEST_SSL_CACHE_DIR": "/dev/null"}),
-        around("Python without docstrings and assertions", fine, environment={"PYTHONOPTIMIZE": "2"}),
-        around("a time zone that is none", fine, environment={"TZ": "Mars/Olympus"}),
-        around(
-            "a proxy that is not there, and a model of the hub",
-            Refused(("nosuch/model",)),
-            ["info", "nosuch/model"],
-            environment={"HTTPS_PROXY": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9"},
-        ),
-    ]
+def or_refused(right: Right, *words: str, partial: bool = False) -> Either:
+    return Either(Refused(words, partial=partial, codes=(1, 2, 75)), right)
 
 
-def of_outputs() -> list[Trial]:
-    return [
-        around("stdout is closed", Right(finished), shell='exec "$@" >&-'),
-        around("stderr is closed", Right(finished), shell='exec "$@" 2>&-'),
-        around("all three are closed", Right(finished), shell='exec "$@" <&- >&- 2>&-'),
-        around("stdout and stderr are full", Right(finished), shell='exec "$@" >/dev/full 2>&1'),
-        around("nobody reads", Right(finished), shell='"$@" 2>&1 | true; exit ${PIPESTATUS[0]}'),
-        around(
-            "info: only the head is read",
-            Right(ended_well, codes=(0, 1, 141)),
-            ["info", "model.nemo"],
-            shell='"$@" | head -c 10; exit ${PIPESTATUS[0]}',
-            setup=model,
-        ),
-        around("prepare: stdout is full", Right(lines("m.jsonl", 8)), PREPARE, shell='exec "$@" >/dev/full'),
-        around(
-            "inspect: stdout is closed",
-            Right(lambda folder, outcome: None if (folder / "inspect.html").stat().st_size > 10_000 else "no page"),
-            ["inspect", "train.jsonl"],
-            shell='exec "$@" >&-',
-        ),
-        around("extract: stderr is full", Right(features(8)), EXTRACT, shell='exec "$@" 2>/dev/full', setup=model),
-        around(
-            "the folder that it is started in is gone",
-            Refused(("folder|directory|train.jsonl",)),
-            shell='mkdir gone && cd gone && rmdir ../gone && exec "$@"',
-        ),
-    ]
+def four_lines(folder: Path, outcome: Outcome) -> str | None:
+    lines = (folder / "new.jsonl").read_text(encoding="utf-8").splitlines()
+    return None if len(lines) == 4 else f"{len(lines)} lines"
 
 
-def of_limits() -> list[Trial]:
-    files = Refused(("file",), partial=True)
-    return [
-        around(
-            "16 open files",
-            Either(Refused(("open files|files",), partial=True), Right(finished)),
-            shell='ulimit -n 16; exec "$@"',
-        ),
-        around(
-            "24 open files, for loader workers",
-            Either(Refused(("open files|files|workers|worker",), partial=True, codes=(1, 75)), Right(trained)),
-            pretrain("model.train_ds.num_workers=4"),
-            shell='ulimit -n 24; exec "$@"',
-        ),
-        around(
-            "24 open files, for two ranks",
-            Either(Refused(("open files|files",), partial=True, codes=(1, 75)), Right(trained)),
-            pretrain("trainer.devices=2"),
-            shell='ulimit -n 24; exec "$@"',
-        ),
-        around(
-            "20 open files, to prepare",
-            Either(files, Right(lines("m.jsonl", 8))),
-            PREPARE,
-            shell='ulimit -n 20; exec "$@"',
-        ),
-        around(
-            "files of 64 kB, for checkpoints",
-            Refused(("too large|File|written",), partial=True, codes=(1, 75)),
-            shell='ulimit -f 64; exec "$@"',
-        ),
-        around(
-            "files of 1 kB, for features",
-            Refused(("written|large",), partial=True),
-            EXTRACT,
-            shell='ulimit -f 1; exec "$@"',
-            setup=model,
-        ),
-        around(
-            "files of 8 kB, for a model",
-            Refused(("too large|e.nemo",)),
-            ["export", "model.nemo", "e.nemo", "--format", "nemo"],
-            shell='ulimit -f 8; exec "$@"',
-            setup=model,
-        ),
-        around(
-            "files of 1 kB, for a page",
-            Refused(("too large|p.html",)),
-            ["inspect", "train.jsonl", "--output", "p.html"],
-            shell='ulimit -f 1; exec "$@"',
-        ),
-        around(
-            "10 s of processor time is enough",
-            Right(ended_well),
-            ["info", "model.nemo"],
-            shell='ulimit -t 30; exec "$@"',
-            setup=model,
-        ),
-        around(
-            "a stack of 256 kB", Either(Refused((), partial=True), Right(finished)), shell='ulimit -s 256; exec "$@"'
-        ),
-        around("no file that others may read", Right(finished), shell='umask 077; exec "$@"'),
-        around(
-            "one processor, for two ranks",
-            Right(trained),
-            pretrain("trainer.devices=2"),
-            shell='exec taskset -c "$(taskset -pc $$ | grep -o "[0-9]*$")" "$@"',
-        ),
-    ]
+def eight_lines(folder: Path, outcome: Outcome) -> str | None:
+    lines = [json.loads(line) for line in (folder / "new.jsonl").read_text().splitlines()]
+    wrong = [line for line in lines if not (folder / line["audio_filepath"]).is_file()]
+    return None if len(lines) == 8 and not wrong else f"{len(lines)} lines, {len(wrong)} without a file"
 
 
-def of_modes() -> list[Trial]:
-    """Without root's power over modes."""
-
-    def plain(name: str, expected: Expected, command: list[str], setup: Setup, before: str = "") -> Trial:
-        return around(name, expected, command, shell=f'{before} exec {PLAIN} "$@"', setup=setup)
-
-    data = both(folders("rw"), mode(0o555, "audio", "."))
-    return [
-        plain(
-            "a working folder that is read-only",
-            Refused(("cannot be written|Permission|exp_dir",)),
-            pretrain(),
-            mode(0o555, "."),
-        ),
-        plain("data that is read-only, a run elsewhere", Right(trained), pretrain("exp_manager.exp_dir=rw"), data),
-        plain(
-            "a run folder that has become read-only",
-            Refused(("cannot be written|Permission|exp_dir",)),
-            resume(),
-            both(Fixture.run, mode(0o555, str(RUN), f"{RUN}/checkpoints")),
-        ),
-        plain(
-            "a checkpoint that may not be read",
-            Either(Refused(("last.ckpt",)), Right(said("last.ckpt"))),
-            resume(),
-            both(Fixture.run, mode(0, f"{RUN}/checkpoints/last.ckpt")),
-        ),
-        plain(
-            "a manifest that may not be read",
-            Refused(("train.jsonl", "Permission|read")),
-            pretrain(),
-            mode(0, "train.jsonl"),
-        ),
-        plain("audio that may not be read", Right(said("3.wav", "Permission")), pretrain(), mode(0, "audio/3.wav")),
-        plain(
-            "a folder of audio that may not be entered",
-            Either(
-                Refused(("audio",), partial=True),
-                Right(
-                    lambda folder, outcome: (
-                        "nothing was said of a folder that cannot be read"
-                        if "audio/sub" not in outcome.text and not (folder / "m.bad.jsonl").exists()
-                        else None
-                    )
-                ),
-            ),
-            PREPARE,
-            both(
-                folders("audio/sub"),
-                lambda folder: shutil.copy(folder / "audio/0.wav", folder / "audio/sub"),
-                mode(0, "audio/sub"),
-            ),
-        ),
-        plain(
-            "a report of a run that is read-only",
-            Refused(("report.html|Permission|output",)),
-            ["report", str(RUN)],
-            both(Fixture.run, mode(0o444, f"{RUN}/report.html"), mode(0o555, str(RUN))),
-        ),
-        plain(
-            "doctor, for a run that is read-only",
-            Right(ended_well),
-            ["doctor", str(RUN)],
-            both(Fixture.run, mode(0o555, str(RUN), "runs")),
-        ),
-        plain(
-            "features onto a read-only folder",
-            Refused(("out",)),
-            EXTRACT,
-            both(model, folders("out"), mode(0o555, "out")),
-        ),
-        plain(
-            "info in a read-only folder, with a read-only HOME",
-            Right(ended_well),
-            ["info", "model.nemo"],
-            both(model, mode(0o555, ".", "../home", "../tmp")),
-        ),
-    ]
+def four_features(folder: Path, outcome: Outcome) -> str | None:
+    found = [np.load(path) for path in (folder / "out").rglob("*.npy")]
+    return None if len(found) == 4 and all(np.isfinite(one).all() for one in found) else f"{len(found)} feature files"
 
 
-def of_disks() -> list[Trial]:
-    full = "No space left|full|space"
-
-    def small(
-        name: str,
-        size: str,
-        expected: Expected,
-        command: list[str],
-        *,
-        setup: Setup | None = None,
-        at: str = "runs",
-        prepare: str = ":",
-        then: str = "",
-    ) -> Trial:
-        mounts = f"mkdir -p {at} && mount -t tmpfs -o {size} t {at} && {prepare}"
-        return around(f"disk: {name}", expected, command, shell=in_namespace(mounts, then), setup=setup)
-
-    both(model, lambda folder: shutil.copy(Fixture.path / "model.safetensors", folder))
-    unchanged = "cmp model.nemo e/m.nemo || code=98; ls e | grep -v '^m.nemo$' && code=97"
-    return [
-        small("200 kB for a run", "size=200k", Refused((full,), partial=True), pretrain(), setup=folders("runs")),
-        small("20 kB for a run", "size=20k", Refused((full,), partial=True), pretrain(), setup=folders("runs")),
-        small("4 files for a run", "nr_inodes=4", Refused((full,), partial=True), pretrain(), setup=folders("runs")),
-        small(
-            "a disk that is full already",
-            "size=16k",
-            Refused((full + "|cannot be written",), partial=True),
-            pretrain(),
-            setup=folders("runs"),
-            prepare="{ head -c 99999 /dev/zero > runs/x; true; } 2>/dev/null",
-        ),
-        small(
-            "read-only",
-            "ro",
-            Refused(("Read-only|cannot be written|exp_dir",), partial=True),
-            pretrain(),
-            setup=folders("runs"),
-        ),
-        small(
-            "a small one for features",
-            "size=24k",
-            Refused((full,), partial=True),
-            EXTRACT,
-            setup=both(model, folders("out")),
-            at="out",
-        ),
-        small(
-            "a small one for features in shards",
-            "size=24k",
-            Refused((full,), partial=True),
-            [*EXTRACT, "--format", "shards"],
-            setup=both(model, folders("out")),
-            at="out",
-        ),
-        small(
-            "a full one for a model that is replaced",
-            "size=400k",
-            Refused((full,), partial=True),
-            ["export", "model.nemo", "e/m.nemo", "--format", "nemo"],
-            setup=both(model, folders("e")),
-            at="e",
-            prepare="cp model.nemo e/m.nemo && mount -o remount,size=$(( $(stat -c %s model.nemo) / 1024 + 12 ))k e",
-            then=unchanged,
-        ),
-        small(
-            "a small one for safetensors",
-            "size=40k",
-            Refused((full,), partial=True),
-            ["export", "model.nemo", "e/m.safetensors", "--format", "safetensors"],
-            setup=both(model, folders("e")),
-            at="e",
-        ),
-        small(
-            "a small one for shards",
-            "size=100k",
-            Refused((full,), partial=True),
-            [*PREPARE, "--shards", "2", "--shards-folder", "s"],
-            setup=folders("s"),
-            at="s",
-        ),
-        small(
-            "a full one for a manifest",
-            "size=8k",
-            Refused((full,), partial=True),
-            ["prepare", "audio", "--output", "d/m.jsonl"],
-            setup=folders("d"),
-            at="d",
-            prepare="{ head -c 99999 /dev/zero > d/x; true; } 2>/dev/null",
-        ),
-        small(
-            "a small one for a demo",
-            "size=100k",
-            Refused((full,), partial=True),
-            [
-                "demo",
-                "--data-dir",
-                "d/demo",
-                "--num-train",
-                "8",
-                "--num-val",
-                "2",
-                "--num-noise",
-                "2",
-                "--synthesizer",
-                "formants",
-                "--duration",
-                "2",
-            ],
-            setup=folders("d"),
-            at="d",
-        ),
-        small(
-            "a small one for a page",
-            "size=8k",
-            Refused((full,), partial=True),
-            ["inspect", "train.jsonl", "--output", "d/p.html"],
-            setup=folders("d"),
-            at="d",
-        ),
-        small(
-            "a full one for temporary files",
-            "size=4k",
-            Right(finished),
-            pretrain(),
-            at="../tmp",
-            prepare="{ head -c 99999 /dev/zero > ../tmp/x; true; } 2>/dev/null",
-        ),
-        small(
-            "a full one for HOME",
-            "size=4k",
-            Right(finished),
-            pretrain(),
-            at="../home",
-            prepare="{ head -c 99999 /dev/zero > ../home/x; true; } 2>/dev/null",
-        ),
-        around(
-            "disk: no shared memory for loader workers",
-            Either(Refused(("/dev/shm|shared memory",), partial=True, codes=(1, 75)), Right(trained)),
-            pretrain("model.train_ds.num_workers=2"),
-            shell=in_namespace("mount -t tmpfs -o size=16k t /dev/shm"),
-        ),
-        around(
-            "disk: no /proc",
-            Either(Refused(("/proc",), partial=True), Right(finished)),
-            shell=in_namespace("mount -t tmpfs t /proc"),
-        ),
-        around(
-            "a network without anything, for two ranks",
-            Either(Refused(("loopback|Network",), partial=True), Right(trained)),
-            pretrain("trainer.devices=2"),
-            shell=in_namespace("true", kind="-n"),
-        ),
-        around(
-            "disk: an index on a full one",
-            Right(finished),
-            pretrain("model.train_ds.manifest_filepath=d/t.jsonl"),
-            setup=folders("d"),
-            shell=in_namespace(
-                "mount -t tmpfs -o size=12k t d && sed s#audio/#../audio/# train.jsonl > d/t.jsonl && "
-                "{ head -c 99999 /dev/zero > d/x; true; } 2>/dev/null"
-            ),
-        ),
-        small(
-            "a resumed run on a full one",
-            "size=$(( $(du -sk saved/run | cut -f1) + 80 ))k",
-            Either(Refused((full,), partial=True), Right(said("resumed at step", then=ended_well))),
-            resume(),
-            setup=both(lambda folder: shutil.copytree(Fixture.path / RUN, folder / "saved/run"), folders("runs")),
-            prepare="cp -a saved/run runs/ && { head -c 9999999 /dev/zero > runs/x; true; } 2>/dev/null",
-            then=LOADS,
-        ),
-    ]
+def near_features(folder: Path, outcome: Outcome) -> str | None:
+    """As `same_features`, where torch does not know the processor and rounds otherwise."""
+    found = [np.load(path) for path in (folder / "out").rglob("*.npy")]
+    same = len(found) == 1 and np.allclose(found[0], Fixture.feature(), atol=1e-5)
+    return None if same else "features differ from those of an undisturbed run"
 
 
-def of_times() -> list[Trial]:
-    return [
-        around("files from the year 2100", Right(finished), setup=dated(4_102_444_800)),
-        around("files from 1969", Right(finished), setup=dated(-86_400)),
-        around("a run from the year 2100", Right(resumed), resume(), setup=both(Fixture.run, dated(4_102_444_800))),
-        around(
-            "a run that was moved to another folder",
-            Right(resumed),
-            resume("exp_manager.exp_dir=moved"),
-            setup=both(
-                Fixture.run,
-                lambda folder: (folder / "runs").rename(folder / "moved"),
-                lambda folder: (folder / "runs").symlink_to("moved"),
-            ),
-        ),
-        around(
-            "another Python of the same name is asked for",
-            Refused(("-nosuch",), partial=True),
-            ["verify", "model.nemo", "--nemo-python", sys.executable + "-nosuch"],
-            setup=model,
-        ),
-        around(
-            "python -P, without the working folder",
-            Right(trained),
-            shell='shift 2; shift; exec "' + sys.executable.replace('"', "") + '" -P -m nest_ssl "$@"',
-        ),
-    ]
+def page(name: str) -> Check:
+    def check(folder: Path, outcome: Outcome) -> str | None:
+        text = (folder / name).read_text(encoding="utf-8")
+        return None if "</html>" in text else f"{name} is not whole"
+
+    return check
+
+
+def probed(folder: Path, outcome: Outcome) -> str | None:
+    found = json.loads((folder / "probe/results.json").read_text())
+    return None if 0 <= found["encoder"]["accuracy"] <= 1 else "no accuracy"
+
+
+def exported(folder: Path, outcome: Outcome) -> str | None:
+    found, expected = (
+        load_file(path / name) for path, name in ((folder, "new.safetensors"), (Fixture.path, "model.safetensors"))
+    )
+    same = found.keys() == expected.keys() and all(torch.equal(found[key], expected[key]) for key in found)
+    return None if same else "not the tensors that an undisturbed export writes"
+
+
+def four_steps(folder: Path, outcome: Outcome) -> str | None:
+    wrong = trained(folder, outcome)
+    steps = len([row for row in rows(folder / RUN) if row["train_loss"]])
+    if not (folder / RUN / "checkpoints/run.nemo").is_file():
+        return "no model at the end"
+    return wrong or (None if steps == 4 else f"{steps} steps in metrics.csv")
+
+
+def went_on(folder: Path, outcome: Outcome) -> str | None:
+    """As `resumed`, where nothing can be said."""
+    return None if losses(Fixture.path / "runs/whole") == losses(folder / RUN) else "losses differ"
+
+
+def stopped(*words: str, empty: Sequence[str] = ()) -> Right:
+    """Ended for want of space: it says so, and `copy`, what there was on the small disk, has no half-written file."""
+
+    def check(folder: Path, outcome: Outcome) -> str | None:
+        missing = [word for word in words if not any(part in outcome.message.lower() for part in word.split("|"))]
+        if missing or not outcome.message:
+            return f"the message does not have {missing}: {outcome.message[-200:]}"
+        there = [path for pattern in empty for path in (folder / "copy").rglob(pattern) if path.is_file()]
+        return f"half-written: {[path.name for path in there]}" if there else None
+
+    return Right(check, codes=STOPPED)
+
+
+# ------------------------------------------------------------------------------------------------------ shells and mounts
+
+
+def mounted(*mounts: str, then: str = 'exec "$@"', flags: str = "-m") -> str:
+    """A bash line that mounts in a name space of its own, then runs the command."""
+    script = " && ".join(mounts)
+    return f"exec unshare {flags} bash -c '{script or 'true'} || exit 99\n{then}' bash \"$@\""
+
+
+def small(size: str, options: str = "") -> str:
+    """A small disk in the folder `small`; what is on it at the end is copied to `copy`."""
+    mount = f"mkdir -p small && mount -t tmpfs -o size={size}{options} none small"
+    return mounted(mount, then='"$@"; code=$?; cp -r small copy; exit $code')
+
+
+READ_ONLY = "mount --bind {0} {0} && mount -o remount,bind,ro {0}"
+NO_NAMES = "mount --bind /dev/null /etc/passwd"
+NO_HOSTS = "mount --bind /dev/null /etc/hosts && mount --bind /dev/null /etc/resolv.conf"
+EXEC = 'exec "$@"'
+LIMITED = '(ulimit -f {}; "$@") 2>&1 | cat >&2; exit ${{PIPESTATUS[0]}}'
+READ_ONLY_BUT_RUNS = (
+    'mkdir -p runs && mount --bind "$PWD" "$PWD" && cd "$PWD" && mount --bind runs runs && '
+    'mount -o remount,bind,ro "$PWD"'
+)
+IGNORING_CHILDREN = (
+    'exec "$1" -c \'import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); '
+    'os.execv(sys.argv[1], sys.argv[1:])\' "$@"'
+)
+BLOCKED_SIGNALS = (
+    'exec "$1" -c \'import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [15, 10, 17]); '
+    'os.execv(sys.argv[1], sys.argv[1:])\' "$@"'
+)
+
+Row = tuple[str, Sequence[str], Expected, str]
+
+LIMITS: list[Row] = [
+    ("64 open files, two workers", WORKERS, or_refused(TRAINED, "open files|ulimit", partial=True), f"ulimit -n 64; {EXEC}"),
+    ("24 open files, two ranks", TWO, or_refused(TRAINED, "open files|ulimit", partial=True), f"ulimit -n 24; {EXEC}"),
+    ("20 open files, extract", EXTRACT, or_refused(FEATURES, "open files|ulimit", partial=True), f"ulimit -n 20; {EXEC}"),
+    ("16 open files, prepare", PREPARE, or_refused(Right(eight_lines), "open files|ulimit", partial=True), f"ulimit -n 16; {EXEC}"),
+    ("files of 200 KB at most, pretrain", pretrain(), stopped("too large"), f"ulimit -f 200; {EXEC}"),
+    ("files of 200 KB at most, export", ["export", "model.nemo", "new.safetensors", "--format", "safetensors"], Refused(("new.safetensors", "too large")), f"ulimit -f 200; {EXEC}"),
+    ("files of 1 KB at most, extract", EXTRACT, Refused(("too large|ulimit -f",), partial=True), LIMITED.format(1)),
+    ("files of 0 bytes, prepare", PREPARE, Refused(("too large",), partial=True), LIMITED.format(0)),
+    ("a small stack", WORKERS, TRAINED, f"ulimit -s 512; {EXEC}"),
+    ("an unlimited stack", WORKERS, TRAINED, f"ulimit -s unlimited; {EXEC}"),
+    ("3 GB of addresses", WORKERS, or_refused(TRAINED, "memory", partial=True), f"ulimit -v 3000000; {EXEC}"),
+    ("no locked memory, no message queues", TWO, TRAINED, f"ulimit -l 0 -q 0; {EXEC}"),
+    ("one core", WORKERS, TRAINED, 'exec taskset -c 0 "$@"'),
+    ("children ignored, as some daemons leave it, two ranks", TWO, TRAINED, IGNORING_CHILDREN),
+    ("children ignored, two workers", WORKERS, TRAINED, IGNORING_CHILDREN),
+    ("children ignored, prepare", PREPARE, Right(eight_lines), IGNORING_CHILDREN),
+    ("signals blocked by the parent", TWO, TRAINED, BLOCKED_SIGNALS),
+    ("TERM, INT and HUP ignored (nohup)", TWO, TRAINED, f"trap '' TERM INT HUP; {EXEC}"),
+    ("mask 0777 for new files", pretrain(), or_refused(TRAINED, "umask|permission", partial=True), f"umask 0777; {EXEC}"),
+]  # fmt: skip
+
+DISKS: list[Row] = [
+    ("400 KB for the run", pretrain("exp_manager.exp_dir=small"), stopped("no space", empty=("*.ckpt", "*.nemo")), small("400k")),
+    ("1,100 KB for the run: one checkpoint", pretrain("exp_manager.exp_dir=small"), stopped("no space", empty=("*.nemo", "*tmp*")), small("1100k")),
+    ("12 inodes for the run", pretrain("exp_manager.exp_dir=small"), or_refused(TRAINED, "no space|inode", partial=True), small("40m", ",nr_inodes=12")),
+    ("4 KB for features", ["extract", "model.nemo", "train.jsonl", "small/out", "--device", "cpu"], stopped("no space", empty=("*.npy", "*tmp*")), small("4k")),
+    ("a shard does not fit", ["extract", "model.nemo", "train.jsonl", "small/out", "--device", "cpu", "--format", "shards"], stopped("no space", empty=("*.safetensors", "*tmp*")), small("24k")),
+    ("a model does not fit", ["export", "model.nemo", "small/new.nemo", "--format", "nemo"], stopped("no space", empty=("*",)), small("200k")),
+    ("a folder for transformers does not fit", ["export", "model.nemo", "small/hf"], stopped("no space", empty=("*.safetensors",)), small("200k")),
+    ("shards do not fit", ["prepare", "audio", "--output", "small/m.jsonl", "--shards", "2", "--workers", "1"], stopped("no space", empty=("*.tar", "*tmp*")), small("100k")),
+    ("a page does not fit", ["inspect", "train.jsonl", "--output", "small/inspect.html"], stopped("no space|inspect.html", empty=("*.html",)), small("16k")),
+    ("a report does not fit", ["report", str(RUN), "--output", "small/report.html"], stopped("no space|report.html", empty=("*.html",)), small("8k")),
+    ("data on a disk without writing, no home", pretrain(), TRAINED, mounted(READ_ONLY_BUT_RUNS, "unset HOME")),
+    ("run folder on a disk without writing", resume(), Refused((str(RUN.parent),)), mounted(READ_ONLY.format("runs"))),
+    ("features to a disk without writing", [*EXTRACT[:3], "audio/out", "--device", "cpu"], Refused(("audio/out", "read-only")), mounted(READ_ONLY.format("audio"))),
+    ("temporary folder full", WORKERS, or_refused(TRAINED, "space|tmp", partial=True), mounted('mount -t tmpfs -o size=4k none "$TMPDIR"', 'head -c 9000 /dev/zero > "$TMPDIR/x" 2>/dev/null; true')),
+    ("temporary folder without writing, two ranks", TWO, or_refused(TRAINED, "tmp|read-only", partial=True), mounted('mount -t tmpfs -o ro none "$TMPDIR"')),
+    ("shared memory of 64 KB, two workers", WORKERS, or_refused(TRAINED, "shm", partial=True), mounted("mount -t tmpfs -o size=64k none /dev/shm")),
+    ("shared memory without writing, two ranks", TWO, or_refused(TRAINED, "shm", partial=True), mounted("mount -t tmpfs -o ro none /dev/shm")),
+    ("no /proc, two ranks", TWO, or_refused(TRAINED, "proc", partial=True), mounted("mount -t tmpfs none /proc")),
+    ("no /proc, extract", EXTRACT, or_refused(Right(near_features), "proc"), mounted("mount -t tmpfs none /proc")),
+    ("no /sys", WORKERS, TRAINED, mounted("mount -t tmpfs none /sys")),
+    ("first process of a container, two ranks", TWO, TRAINED, mounted(flags="-m -p -f --mount-proc")),
+    ("first process of a container, two workers", WORKERS, TRAINED, mounted(flags="-m -p -f --mount-proc")),
+    ("a user without a name", WORKERS, TRAINED, mounted(NO_NAMES, "unset USER LOGNAME HOME")),
+    ("a user without a name, features", EXTRACT, FEATURES, mounted(NO_NAMES, "unset USER LOGNAME HOME")),
+    ("no hosts file, two ranks", TWO, TRAINED, mounted(NO_HOSTS)),
+    ("a host name nobody knows, two ranks", TWO, TRAINED, mounted("hostname node-0.of.nowhere", NO_HOSTS, flags="-m -u")),
+    ("no network, one rank", pretrain(), TRAINED, mounted(flags="-n")),
+    ("no network, a model of the hub", ["extract", "nvidia/ssl_en_nest_large_v1.0", "audio/0.wav", "out", "--device", "cpu"], Refused(("ssl_en_nest_large_v1.0",)), mounted(flags="-n")),
+    ("run folder is a link to another disk", resume(), Right(resumed), mounted("mkdir far && mount -t tmpfs none far && mv runs far/ && ln -s far/runs runs", then='"$@"; code=$?; rm runs; cp -r far/runs runs; exit $code')),
+]  # fmt: skip
+
+GONE = f"mkdir gone; cd gone; rmdir ../gone; {EXEC}"
+OUTPUTS: list[Row] = [
+    ("working folder removed, info", ["info", "nest_fast-conformer"], or_refused(Right(said("encoder", then=ended_well)), "working|folder"), GONE),
+    ("working folder removed, pretrain", pretrain(), Refused(("working|folder",)), GONE),
+    ("working folder removed, doctor", ["doctor"], or_refused(Right(ended_well), "working|folder"), GONE),
+    ("resumed with all outputs closed", resume(), Right(went_on), f"exec >&- 2>&- <&-; {EXEC}"),
+    ("resumed with errors to a full disk", resume(), Right(went_on), f"exec 2>/dev/full; {EXEC}"),
+    ("errors opened for reading (2< for 2>)", pretrain(), Right(four_steps), f"exec 2</dev/null; {EXEC}"),
+    ("two ranks with all outputs closed", TWO, Right(four_steps), f"exec >&- 2>&- <&-; {EXEC}"),
+    ("two ranks into a full disk", TWO, Right(four_steps), f"exec >/dev/full 2>&1; {EXEC}"),
+    ("two ranks into head", TWO, Right(four_steps), '"$@" 2>&1 | head -n 1; exit ${PIPESTATUS[0]}'),
+    ("extract into head -c 0", EXTRACT, FEATURES, '"$@" 2>&1 | head -c 0; exit ${PIPESTATUS[0]}'),
+    ("extract with all outputs closed", EXTRACT, FEATURES, f"exec >&- 2>&- <&-; {EXEC}"),
+    ("extract into a full disk", EXTRACT, FEATURES, f"exec >/dev/full 2>&1; {EXEC}"),
+    ("prepare with outputs closed", PREPARE, Right(eight_lines), f"exec >&- 2>&-; {EXEC}"),
+    ("prepare into a full disk", PREPARE, Right(eight_lines), f"exec >/dev/full; {EXEC}"),
+    ("inspect into a full disk", ["inspect", "train.jsonl"], Right(page("inspect.html")), f"exec >/dev/full; {EXEC}"),
+    ("report with outputs closed", ["report", str(RUN), "--output", "r.html"], Right(page("r.html")), f"exec >&- 2>&-; {EXEC}"),
+    ("probe into a full disk", PROBE, Right(probed), f"exec >/dev/full; {EXEC}"),
+    ("export with output closed", ["export", "model.nemo", "new.safetensors", "--format", "safetensors"], Right(exported), f"exec >&-; {EXEC}"),
+    ("info into head", ["info", "model.nemo"], or_refused(Right(said("encoder", then=ended_well)), "pipe"), '"$@" | (read -r x; echo encoder $x); exit ${PIPESTATUS[0]}'),
+    ("refused with output closed", pretrain("model.encoder.n_layers=-1"), Refused(("n_layers",)), f"exec >&-; {EXEC}"),
+]  # fmt: skip
+
+ASCII: Environment = {"LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+ACCENTED = pretrain("model.train_ds.manifest_filepath=Wörter.jsonl")
+NEW = ["prepare", "Müller – é", "--output", "new.jsonl", "--workers", "1"]
+VARIABLES: list[tuple[str, Sequence[str], Expected, Environment]] = [
+    ("locale C, names with accents, pretrain", ACCENTED, TRAINED, {"LANG": "C", "LC_ALL": "C"}),
+    ("ASCII locale, names with accents, pretrain", ACCENTED, or_refused(TRAINED, "PYTHONUTF8", partial=True), ASCII),
+    ("locale C, names with accents, prepare", NEW, Right(four_lines), {"LANG": "C", "LC_ALL": "C"}),
+    ("ASCII locale, names with accents, prepare", NEW, or_refused(Right(four_lines), "PYTHONUTF8", partial=True), ASCII),
+    ("locale C, names with accents, extract", ["extract", "model.nemo", "Wörter.jsonl", "out", "--device", "cpu"], Right(four_features), {"LANG": "C", "LC_ALL": "C"}),
+    ("ASCII locale, names with accents, extract", ["extract", "model.nemo", "Wörter.jsonl", "out", "--device", "cpu"], or_refused(Right(four_features), "PYTHONUTF8", partial=True), ASCII),
+    ("ASCII locale, names with accents, inspect", ["inspect", "Wörter.jsonl"], Right(page("inspect.html")), ASCII),
+    ("ASCII locale, names with accents, probe", PROBE, Right(probed), ASCII),
+    ("a locale that is not installed", ACCENTED, TRAINED, {"LANG": "de_AT.ISO-8859-15", "LC_ALL": "de_AT.ISO-8859-15"}),
+    ("output in ASCII, inspect", ["inspect", "Wörter.jsonl"], Right(page("inspect.html")), {"PYTHONIOENCODING": "ascii"}),
+    ("output in ASCII, extract", EXTRACT, FEATURES, {"PYTHONIOENCODING": "ascii:strict"}),
+    ("output in cp1252, pretrain", ACCENTED, TRAINED, {"PYTHONIOENCODING": "cp1252:strict"}),
+    ("output in ASCII, a refusal", pretrain("model.train_ds.manifest_filepath=Wärter.jsonl"), Refused(("rter.jsonl",)), {"PYTHONIOENCODING": "ascii:strict"}),
+    ("a terminal of no columns", ["inspect", "train.jsonl"], Right(page("inspect.html")), {"COLUMNS": "0", "LINES": "0"}),
+    ("a terminal of one column", ["info", "model.nemo"], Right(said("encoder", then=ended_well)), {"COLUMNS": "1", "TERM": "dumb"}),
+    ("COLUMNS is a word", ["info", "model.nemo"], Right(said("encoder", then=ended_well)), {"COLUMNS": "wide", "TERM": None}),
+    ("home that does not exist", EXTRACT, FEATURES, {"HOME": "/nonexistent", "XDG_CACHE_HOME": None}),
+    ("home is a file", pretrain(), TRAINED, {"HOME": "/etc/hostname"}),
+    ("home is empty", pretrain(), TRAINED, {"HOME": "", "TMPDIR": ""}),
+    ("temporary folder that does not exist, two ranks", TWO, TRAINED, {"TMPDIR": "/nonexistent/tmp"}),
+    ("cache folder is a file", pretrain(), TRAINED, {"NEST_SSL_CACHE_DIR": "/etc/hostname/x"}),
+    ("time zone that does not exist", pretrain(), TRAINED, {"TZ": ":Mars/Olympus"}),
+    ("Python without asserts and docstrings", pretrain(), TRAINED, {"PYTHONOPTIMIZE": "2"}),
+    ("Python without asserts, help", ["pretrain", "--help"], Right(said("KEY=VALUE", then=ended_well)), {"PYTHONOPTIMIZE": "2"}),
+    ("Python without asserts, a refusal", pretrain("model.encoder.n_heads=5"), Refused(("n_heads",)), {"PYTHONOPTIMIZE": "2"}),
+    ("a preloaded library that is not there", pretrain(), TRAINED, {"LD_PRELOAD": "/opt/gone/libjemalloc.so.2"}),
+    ("OMP_NUM_THREADS of 0", WORKERS, TRAINED, {"OMP_NUM_THREADS": "0"}),
+    ("OMP_NUM_THREADS for nested loops", TWO, TRAINED, {"OMP_NUM_THREADS": "2,4"}),
+    ("OMP_NUM_THREADS is a word", TWO, or_refused(TRAINED, "OMP_NUM_THREADS"), {"OMP_NUM_THREADS": "auto"}),
+    ("no GPUs visible, as a scheduler says it", pretrain("trainer.accelerator=auto"), TRAINED, {"CUDA_VISIBLE_DEVICES": "NoDevFiles"}),
+    ("sbatch with four tasks, no srun", pretrain(), or_refused(TRAINED, "SLURM|srun|task|trainer.devices"), {"SLURM_JOB_ID": "4711", "SLURM_NTASKS": "4", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NNODES": "1", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "node0", "SLURM_TASKS_PER_NODE": "4"}),
+    ("salloc with two nodes, on the login node", pretrain(), or_refused(TRAINED, "SLURM|srun|task|num_nodes"), {"SLURM_JOB_ID": "4711", "SLURM_NNODES": "2", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "node[0-1]", "SLURM_NTASKS": "2"}),
+    ("a shell of srun --pty", TWO, or_refused(TRAINED, "SLURM|srun|task|trainer.devices"), {"SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NNODES": "1", "SLURM_STEP_NODELIST": "node0", "SLURM_PTY_PORT": "4"}),
+    ("SLURM_NTASKS is a word", pretrain(), or_refused(TRAINED, "SLURM_NTASKS"), {"SLURM_JOB_ID": "4711", "SLURM_NTASKS": "4(x2)", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}),
+    ("RANK beyond WORLD_SIZE", pretrain(), Refused(("RANK",)), {"RANK": "5", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29501"}),
+    ("RANK without WORLD_SIZE", pretrain(), or_refused(TRAINED, "WORLD_SIZE"), {"RANK": "3"}),
+    ("WORLD_SIZE without RANK", pretrain(), or_refused(TRAINED, "RANK"), {"WORLD_SIZE": "8"}),
+    ("variables of torchrun left empty", TWO, or_refused(TRAINED, "RANK|WORLD_SIZE"), {"RANK": "", "WORLD_SIZE": "", "LOCAL_RANK": ""}),
+    ("LOCAL_RANK is a word", pretrain(), Refused(("LOCAL_RANK",)), {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "$SLURM_LOCALID", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29502"}),
+    ("LOCAL_RANK below 0", pretrain(), Refused(("LOCAL_RANK",)), {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "-1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29503"}),
+    ("NODE_RANK of the second machine, one machine", TWO, Refused(("NODE_RANK",)), {"NODE_RANK": "1"}),
+    ("NODE_RANK is a word", TWO, Refused(("NODE_RANK",)), {"NODE_RANK": "node0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29504"}),
+    ("the last port", TWO, or_refused(TRAINED, "MASTER_PORT"), {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "65535"}),
+    ("port 0", TWO, or_refused(TRAINED, "MASTER_PORT"), {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}),
+    ("address and port are empty", TWO, or_refused(TRAINED, "MASTER_ADDR|MASTER_PORT"), {"MASTER_ADDR": "", "MASTER_PORT": ""}),
+    ("address as a URL", TWO, or_refused(TRAINED, "MASTER_ADDR"), {"MASTER_ADDR": "tcp://127.0.0.1", "MASTER_PORT": "29505"}),
+    ("address with its port", TWO, or_refused(TRAINED, "MASTER_ADDR"), {"MASTER_ADDR": "127.0.0.1:29500", "MASTER_PORT": "29506"}),
+    ("a proxy that is not there, two ranks", TWO, TRAINED, {"http_proxy": "http://127.0.0.1:9", "https_proxy": "http://127.0.0.1:9", "ALL_PROXY": "socks5://127.0.0.1:9"}),
+    ("a proxy that is not there, a model of the hub", ["info", "nvidia/ssl_en_nest_large_v1.0"], Refused(("ssl_en_nest_large_v1.0",)), {"https_proxy": "http://127.0.0.1:9"}),
+    ("variables of mpirun", pretrain(), or_refused(TRAINED, "OMPI|mpirun"), {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}),
+]  # fmt: skip
+
+
+def folder_of(name: str) -> Setup:
+    """A folder in the working folder that has the name of a package, as loggers make them."""
+    return replaced(lambda path: (path / "run-4711").mkdir(parents=True), Path(name))
+
+
+FOLDERS: list[tuple[str, Setup, Sequence[str], Expected]] = [
+    ("a folder wandb, W&B is not installed", folder_of("wandb"), pretrain("exp_manager.create_wandb_logger=true", "++exp_manager.wandb_logger_kwargs={name: a, project: b}"), Refused(("wandb",))),
+    ("folders tensorboard and lightning_logs", lambda folder: [folder_of(name)(folder) for name in ("tensorboard", "lightning_logs")], pretrain("exp_manager.create_tensorboard_logger=true"), TRAINED),
+    ("a folder runs that is a file", replaced(lambda path: path.write_text("see /scratch"), Path("runs")), pretrain(), Refused(("runs",))),
+]  # fmt: skip
+
+
+def can_mount() -> bool:
+    """Root may not be enough: containers often forbid it."""
+    if os.geteuid():
+        return False
+    tried = subprocess.run(["unshare", "-m", "mount", "-t", "tmpfs", "none", "/mnt"], capture_output=True, check=False)
+    return tried.returncode == 0
 
 
 def trials() -> list[Trial]:
-    disks = of_disks() if possible(in_namespace("mount -t tmpfs -o size=16k t /mnt")) else []
-    modes = of_modes() if not ROOT or possible(f'{PLAIN} "$@"') else []
-    return [*of_variables(), *of_outputs(), *of_limits(), *modes, *disks, *of_times()]
+    disks = DISKS if can_mount() else []
+    return [
+        *(
+            Trial(GROUP, name, command, expected, model_and_run if uses_run(command) else model, shell=shell)
+            for name, command, expected, shell in [*LIMITS, *disks, *OUTPUTS]
+        ),
+        *(
+            Trial(GROUP, name, command, expected, accented, variables, own_process=True)
+            for name, command, expected, variables in VARIABLES
+        ),
+        *(Trial(GROUP, name, command, expected, setup, own_process=True) for name, setup, command, expected in FOLDERS),
+    ]
+
+
+def uses_run(command: Sequence[str]) -> bool:
+    return command[0] == "report" or list(command) == resume()

@@ -1,25 +1,28 @@
-"""Signals and kills at odd moments, with one rank and with two; then the same command must give an undisturbed result.
+"""Signals, kills, suspensions and double starts at awkward moments, of one and two ranks and of other commands.
 
-Exit codes are those of docs/several-gpus.md and docs/faults.md: 75 where the same command resumes.
+Whatever happens, the same command started again ends with what an undisturbed one has.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from signal import SIGABRT, SIGCONT, SIGPIPE, SIGSEGV, SIGSTOP, SIGUSR2, SIGWINCH, SIGXCPU
+from typing import Any
 
 import numpy as np
+import soundfile
 from benchmarks.hostile.harness import (
     HUP,
     INT,
     KILL,
     QUIT,
+    RATE,
     RUN,
     TERM,
     USR1,
@@ -27,7 +30,6 @@ from benchmarks.hostile.harness import (
     Kill,
     Right,
     Trial,
-    descendants,
     ended_well,
     in_process,
     is_seen,
@@ -35,319 +37,239 @@ from benchmarks.hostile.harness import (
     losses,
     output_of,
     resume,
+    speech,
     start,
+    write_lines,
 )
 
+GROUP = "kills"
 Act = Callable[[Path, list[str]], "str | None"]
-STOP, CONT = signal.SIGSTOP, signal.SIGCONT
-DEAD = (-9, 137)
-MANY = 600
-SAVES = "exp_manager.checkpoint_callback_params.every_n_train_steps=1"
+JUDGED_BY_ACT = Right(ended_well)
+OFTEN = "exp_manager.checkpoint_callback_params.every_n_train_steps=1"
 WORKERS = "model.train_ds.num_workers=2"
-RESTARTS = "launch.max_restarts=2"
-TWO = "trainer.devices=2"
+SOON = "watchdog.floor_s=3"
+RESUMABLE = (75,)
 
 
-def training(name: str, kill: Kill) -> Trial:
-    more = [TWO] if kill.ranks == 2 else []
-    return Trial("kills", name, resume(*more, *kill.overrides), Right(ended_well), act=killed(kill), limit_s=240)
+def or_by(*signals: signal.Signals) -> tuple[int, ...]:
+    """It saved and ended, or the signal, of which the docs say nothing, ended it."""
+    return (*RESUMABLE, *(-number for number in signals))
 
 
-def compared(folder: Path, reference: str) -> str | None:
-    expected, found = losses(Fixture.path / reference), losses(folder / RUN)
+KILLS: dict[str, Kill] = {
+    "the ssh connection is lost (HUP)": Kill((HUP,), "step 2", codes=or_by(HUP)),
+    "Ctrl-\\ (QUIT)": Kill((QUIT,), "step 2", codes=or_by(QUIT)),
+    "the limit of a queue (USR2)": Kill((SIGUSR2,), "step 2", codes=or_by(SIGUSR2), continued=True),
+    "the limit of CPU time (XCPU)": Kill((SIGXCPU,), "step 3", codes=or_by(SIGXCPU)),
+    "the window changes its size (WINCH)": Kill((SIGWINCH, SIGWINCH), "step 1", codes=(0,), continued=True),
+    "a pipe breaks (PIPE)": Kill((SIGPIPE,), "step 2", codes=(0,), continued=True),
+    "suspended and continued": Kill((SIGSTOP, SIGCONT), "step 2", to="group", codes=(0,), continued=True),
+    "impatient: Ctrl-C three times": Kill((INT, INT, INT), "step 2"),
+    "Ctrl-C while it starts": Kill((INT,), "second 1.5", codes=or_by(INT)),
+    "timeout -k: TERM, then KILL": Kill((TERM, KILL), "step 3", codes=or_by(KILL)),
+    "TERM in the first validation": Kill((TERM,), "file checkpoints/last.ckpt", overrides=(OFTEN,), continued=True),
+    "KILL in the middle of a save": Kill(
+        (KILL,), "file checkpoints/*tmp*", codes=(-9,), overrides=(OFTEN,), continued=True
+    ),
+    "TERM while the end is written": Kill((TERM,), "file checkpoints/run.nemo", continued=True),
+    "KILL while the end is written": Kill((KILL,), "file checkpoints/run.nemo", codes=(-9,), continued=True),
+    "preemption is switched off (TERM)": Kill(
+        (TERM,), "step 2", overrides=("exp_manager.create_preemption_callback=false",)
+    ),
+    "a worker is ended with TERM": Kill((TERM,), "step 1", to="worker", overrides=(WORKERS,), continued=True),
+    "a worker crashes (SEGV)": Kill((SIGSEGV,), "step 1", to="worker", overrides=(WORKERS,), continued=True),
+    "two ranks: Ctrl-C for all": Kill((INT,), "step 2", to="group", ranks=2),
+    "two ranks: USR1 for all, then TERM": Kill((USR1, TERM), "step 2", to="group", ranks=2),
+    "two ranks: HUP for all": Kill((HUP,), "step 2", to="group", ranks=2, codes=or_by(HUP)),
+    "two ranks: TERM for one of them": Kill((TERM,), "step 2", to="rank 1", ranks=2),
+    "two ranks: one crashes (SEGV)": Kill((SIGSEGV,), "step 3", to="rank 1", ranks=2),
+    "two ranks: one aborts (ABRT)": Kill((SIGABRT,), "step 3", to="rank 1", ranks=2, overrides=(OFTEN,)),
+    "two ranks: one is frozen": Kill((SIGSTOP,), "step 2", to="rank 1", ranks=2, overrides=(SOON,)),
+    "two ranks: the starter is killed": Kill((KILL,), "step 2", ranks=2, codes=(-9,)),
+    "two ranks: the monitor gets TERM": Kill((TERM,), "step 1", to="monitor", ranks=2, continued=True),
+    "two ranks: restarted by itself": Kill(
+        (KILL,), "step 3", to="rank 1", ranks=2, codes=(0,), overrides=("launch.max_restarts=1",), continued=True
+    ),
+}
+
+
+def differs(folder: Path, ranks: int = 1) -> str | None:
+    expected = losses(Fixture.path / ("runs/whole" if ranks == 1 else "runs/two_ranks"))
+    found = losses(folder / RUN)
     different = sorted(step for step in expected | found if expected.get(step) != found.get(step))
     return f"losses differ from the undisturbed run at steps {different}" if different else None
 
 
-def waits(process: subprocess.Popen[bytes], what: str, folder: Path, begin: float) -> None:
-    while not is_seen(what, folder / RUN, begin) and process.poll() is None:
-        time.sleep(0.002)
-
-
-def ends(process: subprocess.Popen[bytes], seconds: float = 90) -> int | None:
+def ended(process: subprocess.Popen[bytes], limit_s: float = 90) -> int | None:
+    """The exit code; None if it had to be killed."""
     try:
-        return process.wait(seconds)
+        return process.wait(limit_s)
     except subprocess.TimeoutExpired:
-        for pid in [*descendants(process.pid), process.pid]:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        os.killpg(process.pid, KILL)
         process.wait()
         return None
 
 
-def again_and_again(number: signal.Signals, moments: tuple[str, ...], reference: str = "runs/whole") -> Act:
-    """Ended at each of these moments, one start after another; the last start is left alone."""
+def wait_for(what: str, folder: Path, process: subprocess.Popen[bytes]) -> None:
+    begin = time.monotonic()
+    while not is_seen(what, folder / RUN, begin) and process.poll() is None:
+        time.sleep(0.002)
+
+
+def suspended(seconds: float, ranks: int) -> Act:
+    """A laptop's lid is closed, or a scheduler suspends the job, for longer than a stall may take."""
 
     def act(folder: Path, command: list[str]) -> str | None:
-        for moment in moments:
-            begin = time.monotonic()
-            process = start(command, folder, {})
-            waits(process, moment, folder, begin)
-            if process.poll() is None:
-                process.send_signal(number)
-            code = ends(process)
-            if code not in {0, 75, -number, 128 + number}:
-                return f"exit code {code} at {moment!r}: {output_of(folder)[-300:]}"
-        last = in_process(command, folder, {}, 120)
-        if last.code != 0:
-            return f"cannot be resumed, exit code {last.code}: {last.message[-300:]}"
-        return compared(folder, reference)
-
-    return act
-
-
-def paused(seconds: float, reference: str, everything: bool) -> Act:
-    """Stopped with SIGSTOP, as a suspended laptop or job, and continued: it ends as if nothing had been."""
-
-    def act(folder: Path, command: list[str]) -> str | None:
-        begin = time.monotonic()
         process = start(command, folder, {})
-        waits(process, "step 3", folder, begin)
-        stopped = [process.pid, *descendants(process.pid)] if everything else [process.pid]
-        for number in (STOP, CONT):
-            for pid in stopped:
-                try:
-                    os.kill(pid, number)
-                except ProcessLookupError:
-                    continue
-            if number == STOP:
-                time.sleep(seconds)
-        code = ends(process)
-        if code not in {0, 75}:
-            return f"exit code {code}: {output_of(folder)[-300:]}"
-        if code == 75:
-            code = in_process(command, folder, {}, 120).code
-            if code != 0:
-                return f"cannot be resumed, exit code {code}: {output_of(folder)[-300:]}"
-        return compared(folder, reference)
+        wait_for("step 2", folder, process)
+        os.killpg(process.pid, SIGSTOP)
+        time.sleep(seconds)
+        os.killpg(process.pid, SIGCONT)
+        code = ended(process)
+        if code == 75:  # it may call this a stall, if the same command resumes
+            code = in_process(command, folder, {}, 90).code
+        return f"exit code {code}: {output_of(folder)[-300:]}" if code else differs(folder, ranks)
 
     return act
 
 
-def frozen_rank(folder: Path, command: list[str]) -> str | None:
-    """Rank 1 is stopped for ever: the monitor must name it, end the job with 75, and the run resumes."""
-    begin = time.monotonic()
-    process = start([*command, "watchdog.floor_s=3"], folder, {})
-    waits(process, "step 2", folder, begin)
-    for pid in descendants(process.pid):
-        try:
-            if b"LOCAL_RANK=1\0" in Path(f"/proc/{pid}/environ").read_bytes():
-                os.kill(pid, STOP)
-                break
-        except OSError:
-            continue
-    code = ends(process, 100)
-    if code != 75:
-        return f"exit code {code}, expected 75: {output_of(folder)[-300:]}"
-    text = output_of(folder)
-    if "rank 1" not in text or "stopped" not in text:
-        return f"rank 1 is not named: {text[-400:]}"
-    if (code := in_process(command, folder, {}, 120).code) != 0:
-        return f"cannot be resumed, exit code {code}: {output_of(folder)[-300:]}"
-    return compared(folder, "runs/two_ranks")
-
-
-def other_ranks(first: int, second: int) -> Act:
-    """Killed with one number of ranks, resumed with another: sound, every step once."""
+def again_and_again(signals: Sequence[signal.Signals]) -> Act:
+    """Killed at every second step, in each of its lives."""
 
     def act(folder: Path, command: list[str]) -> str | None:
-        begin = time.monotonic()
-        process = start([*command, SAVES, f"trainer.devices={first}"], folder, {})
-        waits(process, "step 4", folder, begin)
-        if process.poll() is None:
-            process.send_signal(TERM)
-        if (code := ends(process)) not in {0, 75}:
-            return f"exit code {code}: {output_of(folder)[-300:]}"
-        outcome = in_process([*command, f"trainer.devices={second}"], folder, {}, 120)
-        if outcome.code != 0:
-            return f"cannot be resumed, exit code {outcome.code}: {outcome.message[-300:]}"
-        found = losses(folder / RUN)
-        if sorted(found) != list(range(10)):
-            return f"metrics.csv has the steps {sorted(found)}"
-        return None if all(float(loss) > 0 for loss in found.values()) else f"losses: {found}"
-
-    return act
-
-
-def at_once(folder: Path, command: list[str]) -> str | None:
-    """The same command twice at the same time: one is refused in words, the other is undisturbed."""
-    begin = time.monotonic()
-    first = start(command, folder, {})
-    waits(first, "file .lock", folder, begin)
-    (folder.parent / "stdout").rename(folder.parent / "tmp/first_out")
-    (folder.parent / "stderr").rename(folder.parent / "tmp/first_err")
-    second = in_process(command, folder, {}, 90)
-    code = ends(first)
-    if code != 0:
-        return f"the first ended with {code}"
-    if second.code == 0 and "resumed" in second.text:
-        return compared(folder, "runs/whole")
-    if second.code != 1 or "another run" not in second.text:
-        return f"the second ended with {second.code}: {second.text[-300:]}"
-    return compared(folder, "runs/whole")
-
-
-def killed_with_damage(folder: Path, command: list[str]) -> str | None:
-    """Killed in training, and the disk lost the end of last.ckpt: it continues from the one before."""
-    begin = time.monotonic()
-    process = start([*command, SAVES], folder, {})
-    waits(process, "step 6", folder, begin)
-    if process.poll() is None:
-        process.send_signal(KILL)
-    ends(process)
-    last = folder / RUN / "checkpoints/last.ckpt"
-    data = last.read_bytes()
-    last.unlink()
-    last.write_bytes(data[: len(data) * 2 // 3])
-    outcome = in_process(command, folder, {}, 120)
-    if outcome.code != 0:
-        return f"cannot be resumed, exit code {outcome.code}: {outcome.message[-300:]}"
-    return compared(folder, "runs/whole")
-
-
-def other_command(
-    arguments: list[str], number: signal.Signals, moment: Callable[[Path], bool], same: Callable[[Path], str | None]
-) -> Act:
-    """A command other than pretrain is ended at that moment, and given again; compared with one undisturbed."""
-
-    def act(folder: Path, command: list[str]) -> str | None:
-        shutil.copy(Fixture.path / "model.nemo", folder / "model.nemo")
-        many(folder)
-        process = start([*arguments, *OUT[arguments[0]]("out")], folder, {})
-        while not moment(folder) and process.poll() is None:
-            time.sleep(0.005)
-        if process.poll() is None:
+        for number, step in zip(signals, (1, 3, 5, 7), strict=True):
+            process = start(command, folder, {})
+            wait_for(f"step {step}", folder, process)
             process.send_signal(number)
-        code = ends(process)
-        text = output_of(folder)
-        if "Traceback (most recent call last)" in text:
-            return f"a traceback (code {code}): {text[-300:]}"
-        if code not in {0, 1, 75, -number, 128 + number}:
-            return f"exit code {code}: {text[-300:]}"
-        for name in ("out", "undisturbed"):
-            done = in_process([*arguments, *OUT[arguments[0]](name)], folder, {}, 120)
-            if done.code != 0:
-                return f"{name}: exit code {done.code}: {done.message[-300:]}"
-        return same(folder)
+            if (code := ended(process)) not in {75, -number, 0}:
+                return f"exit code {code} after {number.name} at step {step}: {output_of(folder)[-300:]}"
+        again = in_process(command, folder, {}, 90)
+        if again.code != 0:
+            return f"cannot be resumed, exit code {again.code}: {again.message[-300:]}"
+        return differs(folder)
 
     return act
 
 
-def features(count: int) -> Callable[[Path], bool]:
-    return lambda folder: sum(1 for _ in (folder / "out").rglob("*.npy")) >= count
+def twice(pause_s: float, ranks: int = 1) -> Act:
+    """Two windows, one command: one of them trains, the other one is refused."""
+
+    def act(folder: Path, command: list[str]) -> str | None:
+        other = folder.parent / "home/other"
+        for name in ("home", "tmp"):
+            (other / name).mkdir(parents=True)
+        (other / "folder").symlink_to(folder)
+        processes = [start(command, folder, {})]
+        time.sleep(pause_s)
+        processes.append(start(command, other / "folder", {}))
+        codes = [ended(process) for process in processes]
+        texts = [output_of(folder), output_of(other / "folder")]
+        if sorted(str(code) for code in codes) != ["0", "1"]:
+            return f"exit codes {codes}: {[text[-300:] for text in texts]}"
+        if "another run is using it" not in texts[codes.index(1)]:
+            return f"refused without the reason: {texts[codes.index(1)][-300:]}"
+        if any("Traceback" in text for text in texts):
+            return "a traceback"
+        return differs(folder, ranks)
+
+    return act
 
 
-def begun(folder: Path) -> bool:
-    """Something of the output's name is there."""
-    return any(path.name.removeprefix(".").startswith("out") for path in folder.iterdir())
+def many(folder: Path, count: int) -> None:
+    """A corpus that takes a while, and its manifest."""
+    (folder / "corpus").mkdir()
+    lines = []
+    for i in range(count):
+        samples = RATE * (1 + i % 4)
+        soundfile.write(folder / f"corpus/{i:04}.flac", speech(samples, i % 7), RATE)
+        lines.append({"audio_filepath": f"corpus/{i:04}.flac", "duration": samples / RATE})
+    write_lines(folder / "corpus.jsonl", lines)
 
 
-def after(seconds: float) -> Callable[[Path], bool]:
-    begins: list[float] = []
+def interrupted(number: signal.Signals, seen: str, compare: Callable[[Path, Path], str | None]) -> Act:
+    """Interrupt a command as soon as `seen` exists, start it again, and compare with one that was not interrupted."""
 
-    def moment(folder: Path) -> bool:
-        begins.append(time.monotonic())
-        return begins[-1] - begins[0] > seconds
+    def act(folder: Path, command: list[str]) -> str | None:
+        many(folder, 120)
+        copy = folder.parent / "home/undisturbed/folder"
+        for name in ("home", "tmp"):
+            (copy.parent / name).mkdir(parents=True)
+        shutil.copytree(folder, copy)
+        if (outcome := in_process(command, copy, {}, 120)).code != 0:
+            return f"fails undisturbed: {outcome.text[-300:]}"
+        process = start(command, folder, {})
+        while process.poll() is None and not any(folder.glob(seen)):
+            time.sleep(0.001)
+        process.send_signal(number)
+        code = ended(process)
+        text = output_of(folder)
+        if code is None:
+            return f"does not end within 90 s of {number.name}"
+        if "Traceback" in text:
+            return f"a traceback after {number.name}: {text[-300:]}"
+        again = in_process(command, folder, {}, 120)
+        if again.code != 0:
+            return f"cannot be continued, exit code {again.code}: {again.text[-300:]}"
+        if wrong := compare(folder, copy):
+            return f"after {number.name} (code {code}): {wrong}"
+        names = [path.name for path in folder.rglob("*tmp*") if path.is_file()]
+        return f"half-written files are left: {names[:3]}" if names else None
 
-    return moment
-
-
-OUT: dict[str, Callable[[str], list[str]]] = {
-    "extract": lambda name: [name],
-    "prepare": lambda name: ["--output", f"{name}.jsonl"],
-    "export": lambda name: [f"{name}.nemo", "--format", "nemo"],
-}
-
-
-def many(folder: Path) -> None:
-    (folder / "many").mkdir()
-    for i in range(MANY):
-        (folder / f"many/{i:04}.wav").hardlink_to(folder / f"audio/{i % 8}.wav")
-
-
-def same_folders(folder: Path) -> str | None:
-    one, other = (
-        {line["audio_filepath"]: line for line in lines_of(folder / name / "manifest.jsonl")}
-        for name in ("out", "undisturbed")
-    )
-    if len(one) != MANY or one.keys() != other.keys():
-        return f"{len(one)} utterances, undisturbed {len(other)}"
-    for key, line in one.items():
-        a, b = (
-            np.load(folder / name / entry["feature_filepath"].removeprefix(f"{name}/"))
-            for name, entry in (("out", line), ("undisturbed", other[key]))
-        )
-        if a.shape != b.shape or np.abs(a - b).max() > 1e-4:
-            return f"{key}: features differ"
-    left = [path.name for path in (folder / "out").rglob("*tmp*")]
-    return f"half-written files are left: {left[:3]}" if left else None
+    return act
 
 
-def same_manifests(folder: Path) -> str | None:
-    if (folder / "out.jsonl").read_bytes() != (folder / "undisturbed.jsonl").read_bytes():
-        return "the manifest differs from the undisturbed one"
-    return None if len(lines_of(folder / "out.jsonl")) == MANY else "not all files"
+def same_manifest(folder: Path, copy: Path) -> str | None:
+    """Byte for byte, apart from where the folder is."""
+    found, expected = ((path / "new.jsonl").read_text().replace(str(path), "") for path in (folder, copy))
+    return None if found == expected else "another manifest than undisturbed"
 
 
-def same_exports(folder: Path) -> str | None:
-    same = (folder / "out.nemo").read_bytes() == (folder / "undisturbed.nemo").read_bytes()
-    return None if same else "the file differs from the undisturbed one"
+def features(folder: Path) -> dict[str, Any]:
+    return {path.name.partition("-")[2]: np.load(path) for path in (folder / "out").rglob("*.npy")}
 
 
-def lines_of(path: Path) -> list[dict[str, str]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def same_features(folder: Path, copy: Path) -> str | None:
+    found, expected = features(folder), features(copy)
+    if found.keys() != expected.keys():
+        return f"features of {len(found)} files, undisturbed {len(expected)}"
+    names = [name for name in found if not np.allclose(found[name], expected[name], atol=1e-4)]
+    if names:
+        return f"other features than undisturbed: {names[:3]}"
+    lines = [len((path / "out/manifest.jsonl").read_text().splitlines()) for path in (folder, copy)]
+    return None if lines[0] == lines[1] else f"a manifest of {lines[0]} lines, undisturbed {lines[1]}"
+
+
+def in_foreground(act: Act) -> Act:
+    """As in a terminal: what nohup and the shell's `&` make a process ignore, and its children, is not ignored."""
+
+    def wrapped(folder: Path, command: list[str]) -> str | None:
+        for number in (HUP, INT, QUIT):
+            signal.signal(number, signal.SIG_DFL)
+        return act(folder, command)
+
+    return wrapped
 
 
 def trials() -> list[Trial]:
-    def own(name: str, act: Act, *overrides: str) -> Trial:
-        return Trial("kills", name, resume(*overrides), Right(ended_well), act=act, limit_s=400)
+    def row(name: str, command: Sequence[str], act: Act) -> Trial:
+        return Trial(GROUP, name, command, JUDGED_BY_ACT, act=in_foreground(act), limit_s=300)
 
-    def other(name: str, act: Act) -> Trial:
-        return Trial("kills", name, [], Right(ended_well), act=act, limit_s=400)
-
-    extract = ["extract", "model.nemo", "many", "--device", "cpu", "--batch-seconds", "4"]
+    two = "trainer.devices=2"
+    extract = ["extract", str(Fixture.path / "model.nemo"), "corpus.jsonl", "out", "--device", "cpu"]
+    prepare = ["prepare", "corpus", "--output", "new.jsonl"]
     return [
-        training("TERM while it imports", Kill((TERM,), "second 0.4", codes=(75, -15, 143))),
-        training("INT as the run folder appears", Kill((INT,), "start", codes=(75, -2, 130))),
-        training("TERM at step 0, long before anything is saved", Kill((TERM,), "step 0")),
-        training("USR1, as SLURM sends, in the first epoch", Kill((USR1,), "step 1")),
-        training("INT twice, half a second between", Kill((INT, INT), "step 3", continued=True)),
-        training("TERM, then KILL half a second later, as Kubernetes", Kill((TERM, KILL), "step 4", codes=(75, -9), continued=True)),
-        training("TERM to the whole group, as a shell does, with workers", Kill((TERM,), "step 2", to="group", overrides=(WORKERS,))),
-        training("INT to the whole group: Ctrl-C, with workers and two ranks", Kill((INT,), "step 3", to="group", ranks=2, overrides=(WORKERS,))),
-        training("KILL while last.ckpt is written at every step", Kill((KILL,), "step 5", codes=(-9,), overrides=(SAVES,))),
-        training("KILL as the first checkpoint appears", Kill((KILL,), "file checkpoints/*", codes=(-9,))),
-        training("KILL as the model file appears", Kill((KILL,), "file checkpoints/*.nemo", codes=(-9,), continued=True)),
-        training("TERM as the best checkpoint appears", Kill((TERM,), "file checkpoints/run--*.ckpt", continued=True)),
-        training("TERM while the report is written", Kill((TERM,), "file report.html", continued=True)),
-        training("HUP: the terminal is closed", Kill((HUP,), "step 3", codes=(75, -1, 129), continued=True)),
-        training("QUIT: Ctrl-backslash", Kill((QUIT,), "step 3", codes=(75, -3, 131))),
-        training("KILL of a data worker, one rank", Kill((KILL,), "step 2", to="worker", overrides=(WORKERS,), continued=True)),
-        training("KILL of a data worker, two ranks", Kill((KILL,), "step 2", to="worker", ranks=2, overrides=(WORKERS,), continued=True)),
-        training("KILL of rank 1 while it starts", Kill((KILL,), "second 3", to="rank 1", ranks=2)),
-        training("KILL of rank 1 in the last steps", Kill((KILL,), "step 8", to="rank 1", ranks=2, continued=True)),
-        training("TERM to rank 1 alone: all stop together", Kill((TERM,), "step 3", to="rank 1", ranks=2, continued=True)),
-        training("KILL of the launcher, two ranks die with it", Kill((KILL,), "step 4", ranks=2, codes=(-9,))),
-        training("KILL of the monitor: training continues", Kill((KILL,), "step 2", to="monitor", ranks=2, codes=(0, 75), continued=True)),
-        training("rank 1 is killed, restarts by itself", Kill((KILL,), "step 4", to="rank 1", ranks=2, codes=(0,), overrides=(RESTARTS,), continued=True)),
-        training("TERM although restarts are allowed: it stays ended", Kill((TERM,), "step 4", ranks=2, overrides=(RESTARTS,))),
-        training("TERM with preemption switched off", Kill((TERM,), "step 5", codes=(75, -15, 143), overrides=("exp_manager.create_preemption_callback=false",))),
-        own("killed five times, a step or two each", again_and_again(KILL, ("second 4", "step 1", "step 3", "step 5", "step 8")), SAVES),
-        own("TERM five times", again_and_again(TERM, ("step 0", "step 2", "step 4", "step 6", "step 8"))),
-        own("USR1 three times, two ranks", again_and_again(USR1, ("step 1", "step 4", "step 7"), "runs/two_ranks"), TWO),
-        own("all processes sleep for 6 s, two ranks", paused(6, "runs/two_ranks", everything=True), TWO),
-        own("the launcher sleeps for 6 s", paused(6, "runs/two_ranks", everything=False), TWO),
-        own("rank 1 sleeps for ever", frozen_rank, TWO),
-        own("two ranks, resumed on one", other_ranks(2, 1)),
-        own("one rank, resumed on two", other_ranks(1, 2)),
-        own("the same command twice at once", at_once),
-        own("killed, and the end of last.ckpt is lost", killed_with_damage),
-        other("extract: KILL after 20 utterances", other_command(extract, KILL, features(20), same_folders)),
-        other("extract: TERM after 300 utterances", other_command(extract, TERM, features(300), same_folders)),
-        other("prepare: INT as its first file appears", other_command(["prepare", "many", "--workers", "2"], INT, begun, same_manifests)),
-        other("prepare: KILL as its first file appears", other_command(["prepare", "many", "--workers", "0"], KILL, begun, same_manifests)),
-        other("export: KILL as its file appears", other_command(["export", "model.nemo"], KILL, begun, same_exports)),
-        other("extract: TERM while it imports", other_command(extract, TERM, after(1.0), same_folders)),
-    ]  # fmt: skip
+        *(
+            row(name, resume(f"trainer.devices={kill.ranks}", *kill.overrides), killed(kill))
+            for name, kill in KILLS.items()
+        ),
+        row("suspended for longer than a stall", resume(SOON), suspended(8, 1)),
+        row("two ranks: suspended for longer than a stall", resume(SOON, two), suspended(8, 2)),
+        row("killed in each of four lives", resume(OFTEN), again_and_again((KILL, KILL, KILL, KILL))),
+        row("another signal in each of four lives", resume(OFTEN), again_and_again((TERM, KILL, INT, USR1))),
+        row("the same command twice at once", resume(), twice(0)),
+        row("two ranks: the same command twice", resume(two), twice(1, 2)),
+        row("extract: Ctrl-C", extract, interrupted(INT, "out/*/*.npy", same_features)),
+        row("extract: KILL", extract, interrupted(KILL, "out/*/*.npy", same_features)),
+        row("prepare: Ctrl-C", prepare, interrupted(INT, "new*", same_manifest)),
+        row("prepare: KILL", prepare, interrupted(KILL, "new*", same_manifest)),
+    ]

@@ -1,25 +1,20 @@
-"""Model files that are damaged, foreign or hostile, given to every command that reads one.
+"""Model files as other programs, other versions, copies and hand edits leave them, and commands given the wrong one.
 
-What each container can show at all is in docs/export.md: the archives of .nemo and .ckpt files have checksums, our
-.safetensors files too, those of others none. A model that is accepted must give the features of the undamaged one.
+A model either gives the features of the undamaged one, or is refused by its name and what is wrong with it.
 """
 
 from __future__ import annotations
 
-import binascii
-import bz2
-import copy
+import argparse
 import gzip
 import io
 import json
-import lzma
 import os
 import shutil
 import struct
-import sys
 import tarfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +23,8 @@ import torch
 import yaml
 from benchmarks.hostile.harness import (
     EVIL,
-    RUN,
     Check,
     Either,
-    Evil,
     Expected,
     Fixture,
     Outcome,
@@ -39,76 +32,49 @@ from benchmarks.hostile.harness import (
     Right,
     Setup,
     Trial,
+    always,
     both,
     cut,
     ended_well,
+    finite_features,
     flipped,
+    in_process,
+    link,
+    nothing,
     on_bytes,
     patched,
     pretrain,
+    replaced,
+    said,
     same_features,
-    trained,
     write_lines,
-    zeros,
 )
+from safetensors.torch import load_file, save_file
 
+GROUP = "model files"
+NEMO, CKPT, SAFE = Path("model.nemo"), Path("model.ckpt"), Path("model.safetensors")
+CONFIG, WEIGHTS = "model_config.yaml", "model_weights.ckpt"
+Q = "encoder.layers.0.self_attn.linear_q.weight"
+NORM = "encoder.layers.1.conv.batch_norm.running_var"
 Weights = dict[str, Any]
-Config = dict[str, Any]
-NEMO, CKPT, SAFE = "model.nemo", "model.ckpt", "model.safetensors"
-QUERY = "encoder.layers.0.self_attn.linear_q.weight"
-NORM = "encoder.layers.0.conv.batch_norm."
-WINDOW, MELS, BOOKS = "preprocessor.featurizer.window", "preprocessor.featurizer.fb", "quantizer.codebooks"
-NAMED = Refused((NEMO,))
-ANY = Either(Refused(), Right(same_features))
-STILL = ["model.optim.lr=1e-9", "model.optim.sched.min_lr=0", "trainer.max_steps=2"]
-"""A training that does not move the weights, so that those it began with can be told."""
-
-# ------------------------------------------------------------------------------------------------------------- commands
+Members = list[tuple[str, bytes]]
+SAME = Right(same_features)
 
 
-def extract(file: str = NEMO) -> list[str]:
-    return ["extract", file, "audio/0.wav", "out", "--device", "cpu"]
+def extract(file: str | Path, *options: str) -> list[str]:
+    return ["extract", str(file), "audio/0.wav", "out", "--device", "cpu", *options]
 
 
-def export(file: str = NEMO, out: str = "out.nemo", form: str = "nemo") -> list[str]:
-    return ["export", file, out, "--format", form]
+def same_or(*words: str) -> Either:
+    return Either(Refused(words), SAME)
 
 
-def info(*files: str) -> list[str]:
-    return ["info", *(files or (NEMO,))]
+# ------------------------------------------------------------------------------------------------ files of other programs
 
 
-def probe(file: str = NEMO) -> list[str]:
-    given = ["--train", "label.jsonl", "--test", "label.jsonl", "--label", "label", "--device", "cpu"]
-    return ["probe", file, *given, "--output", "probe"]
-
-
-def verify(file: str = NEMO, *more: str) -> list[str]:
-    return ["verify", file, *more]
-
-
-def begin(key: str, file: str, *more: str) -> list[str]:
-    return pretrain(f"{key}={file}", *STILL, *more)
-
-
-# --------------------------------------------------------------------------------------------------------------- set-up
-
-
-def member(name: str) -> bytes:
-    with tarfile.open(Fixture.path / NEMO) as archive:
-        file = archive.extractfile(f"./{name}")
-        assert file
-        return file.read()
-
-
-def config() -> Config:
-    found: Config = yaml.safe_load(member("model_config.yaml"))
-    return found
-
-
-def weights() -> Weights:
-    found: Weights = torch.load(io.BytesIO(member("model_weights.ckpt")), weights_only=True)
-    return found
+def all_models(folder: Path) -> None:
+    for name in (NEMO, CKPT, SAFE):
+        shutil.copy(Fixture.path / name, folder)
 
 
 def saved(content: object, **options: Any) -> bytes:
@@ -117,719 +83,621 @@ def saved(content: object, **options: Any) -> bytes:
     return buffer.getvalue()
 
 
-def tar(*members: tuple[tarfile.TarInfo | str, bytes], form: int = tarfile.GNU_FORMAT) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=form) as archive:
-        for name, data in members:
-            entry = tarfile.TarInfo(name) if isinstance(name, str) else name
-            if isinstance(name, str):
-                entry.size = len(data)
-            archive.addfile(entry, io.BytesIO(data))
-    return buffer.getvalue()
+def members(path: Path) -> dict[str, bytes]:
+    with tarfile.open(path) as archive:
+        found = {Path(member.name).name: archive.extractfile(member) for member in archive if member.isfile()}
+        return {name: file.read() for name, file in found.items() if file}
 
 
-def nemo_bytes(
-    settings: Config | bytes | None = None,
-    tensors: object = None,
-    more: tuple[tuple[tarfile.TarInfo | str, bytes], ...] = (),
-) -> bytes:
-    """A file as NeMo writes it: no checksums but those of torch's archive."""
-    settings = member("model_config.yaml") if settings is None else settings
-    text = settings if isinstance(settings, bytes) else yaml.safe_dump(settings, sort_keys=False).encode()
-    data = member("model_weights.ckpt") if tensors is None else tensors
-    data = data if isinstance(data, bytes) else saved(data)
-    return tar(("./model_config.yaml", text), ("./model_weights.ckpt", data), *more)
+def weights_of(path: Path) -> Weights:
+    content: Weights = torch.load(io.BytesIO(members(path)[WEIGHTS]), weights_only=True)
+    return content
 
 
-def written(make: Callable[[], bytes], name: str = NEMO) -> Setup:
+def write_tar(path: Path, content: Members, mode: str = "w:", kind: int = tarfile.GNU_FORMAT) -> None:
+    """An archive as `tar` writes it: without the checksums that ours have in their headers."""
+    with tarfile.open(path, mode, format=kind) as archive:  # type: ignore[call-overload]
+        for name, data in content:
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+
+
+def nemo_content() -> tuple[Weights, dict[str, Any]]:
+    """Weights and configuration of the fixture's model, as NeMo would have them."""
+    config = yaml.safe_load(members(Fixture.path / NEMO)[CONFIG])
+    config.pop("nest_ssl_version")
+    return weights_of(Fixture.path / NEMO), {**config, "nemo_version": "2.7.3"}
+
+
+def as_yaml(config: object) -> bytes:
+    return yaml.safe_dump(config, sort_keys=False).encode()
+
+
+def with_weights(change: Callable[[Weights], object], **options: Any) -> Setup:
+    """NeMo's file with other weights; what `change` returns takes their place, if it is not None."""
+
     def setup(folder: Path) -> None:
-        (folder / name).write_bytes(make())
+        weights, config = nemo_content()
+        new = change(weights)
+        content = saved(weights if new is None else new, **options)
+        write_tar(folder / NEMO, [(f"./{CONFIG}", as_yaml(config)), (f"./{WEIGHTS}", content)])
 
     return setup
 
 
-def with_config(change: Callable[[Config], object]) -> Setup:
+def with_config(changes: Mapping[str, Any]) -> Setup:
+    """NeMo's file with other values of these keys (`encoder.n_layers`)."""
+
+    def change(config: dict[str, Any]) -> bytes:
+        for key, value in changes.items():
+            *sections, last = key.split(".")
+            section = config
+            for name in sections:
+                section = section.setdefault(name, {})
+            section[last] = value
+        return as_yaml(config)
+
+    return with_yaml(change)
+
+
+def with_yaml(change: Callable[[dict[str, Any]], bytes]) -> Setup:
     def setup(folder: Path) -> None:
-        settings = copy.deepcopy(config())
-        change(settings)
-        (folder / NEMO).write_bytes(nemo_bytes(settings))
+        weights, config = nemo_content()
+        write_tar(folder / NEMO, [(f"./{CONFIG}", change(config)), (f"./{WEIGHTS}", saved(weights))])
 
     return setup
 
 
-def setting(key: str, value: object) -> Setup:
-    def change(settings: Config) -> None:
-        *sections, last = key.split(".")
-        for section in sections:
-            settings = settings[section]
-        settings[last] = value
-
-    return with_config(change)
+def text_changed(old: str, new: str) -> Setup:
+    return with_yaml(lambda config: as_yaml(config).decode().replace(old, new, 1).encode())
 
 
-def with_text(change: Callable[[bytes], bytes]) -> Setup:
-    return written(lambda: nemo_bytes(change(member("model_config.yaml"))))
-
-
-def with_weights(change: Callable[[Weights], object]) -> Setup:
-    """The change is made in place, or returns what is saved instead."""
-
-    def make() -> bytes:
-        tensors = weights()
-        result = change(tensors)
-        return nemo_bytes(tensors=tensors if result is None else result)
-
-    return written(make)
-
-
-def tensor(name: str, change: Callable[[torch.Tensor], object]) -> Setup:
-    def put(tensors: Weights) -> None:
-        tensors[name] = change(tensors[name].clone())
-
-    return with_weights(put)
-
-
-def put(at: int, value: float) -> Callable[[torch.Tensor], torch.Tensor]:
-    def change(values: torch.Tensor) -> torch.Tensor:
-        values.view(-1)[at] = value
-        return values
-
-    return change
-
-
-def given(*names: str) -> Setup:
-    """Undamaged files of the fixture."""
+def with_members(make: Callable[[bytes, bytes], Members], **options: Any) -> Setup:
+    """A file packed by hand from the configuration and the weights."""
 
     def setup(folder: Path) -> None:
-        for name in names:
-            shutil.copy(Fixture.path / name, folder / name)
+        weights, config = nemo_content()
+        write_tar(folder / NEMO, make(as_yaml(config), saved(weights)), **options)
 
     return setup
 
 
-def named(source: str, target: str) -> Setup:
-    def setup(folder: Path) -> None:
-        shutil.copy(Fixture.path / source, folder / target)
+def every(change: Callable[[Any], Any], start: str = "") -> Callable[[Weights], Weights]:
+    """Change every tensor of floats whose name starts so."""
 
-    return setup
+    def changed(weights: Weights) -> Weights:
+        return {
+            name: change(value) if value.is_floating_point() and name.startswith(start) else value
+            for name, value in weights.items()
+        }
 
-
-def labels(folder: Path) -> None:
-    lines = [{"audio_filepath": f"audio/{i}.wav", "duration": 1.6 + 0.1 * i, "label": "ab"[i % 2]} for i in range(8)]
-    write_lines(folder / "label.jsonl", lines)
-
-
-def archive_with(
-    change: Callable[[str, bytes], bytes | None], compress: int = zipfile.ZIP_STORED
-) -> Callable[[bytes], bytes]:
-    """Write torch's archive anew, with right checksums for changed records; None leaves a record out."""
-
-    def make(data: bytes) -> bytes:
-        buffer = io.BytesIO()
-        with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(buffer, "w", compress) as new:
-            for name in old.namelist():
-                content = change(name, old.read(name))
-                if content is not None:
-                    new.writestr(zipfile.ZipInfo(name), content, compress)
-        return buffer.getvalue()
-
-    return make
+    return changed
 
 
-def record(ending: str, content: Callable[[bytes], bytes | None]) -> Callable[[bytes], bytes]:
-    return archive_with(lambda name, data: content(data) if name.endswith(ending) else data)
+def one(name: str, change: Callable[[Any], Any]) -> Callable[[Weights], Weights]:
+    return lambda weights: {**weights, name: change(weights[name])}
 
 
-def inner(change: Callable[[bytes], bytes]) -> Setup:
-    """Change the bytes of the weights in a .nemo file."""
-    return written(lambda: nemo_bytes(tensors=change(member("model_weights.ckpt"))))
+def renamed(old: str, new: str) -> Callable[[Weights], Weights]:
+    return lambda weights: {name.replace(old, new, 1): value for name, value in weights.items()}
 
 
-def ckpt(change: Callable[[dict[str, Any]], object]) -> Setup:
-    def setup(folder: Path) -> None:
-        content = torch.load(Fixture.path / CKPT, weights_only=True)
-        result = change(content)
-        torch.save(content if result is None else result, folder / CKPT)
-
-    return setup
+def without(*parts: str) -> Callable[[Weights], Weights]:
+    return lambda weights: {name: value for name, value in weights.items() if not any(part in name for part in parts)}
 
 
-def safe_parts() -> tuple[dict[str, Any], bytes]:
-    data = (Fixture.path / SAFE).read_bytes()
-    (size,) = struct.unpack("<Q", data[:8])
-    return json.loads(data[8 : 8 + size]), data[8 + size :]
+def pruned(weights: Weights) -> None:
+    value = weights.pop(Q)
+    weights |= {f"{Q}_orig": value, f"{Q}_mask": torch.ones_like(value)}
 
 
-def safe_bytes(header: object, data: bytes) -> bytes:
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text + data
+def adapted(weights: Weights) -> None:
+    for part in ("lora_A", "lora_B"):
+        weights[Q.replace("weight", f"{part}.default.weight")] = torch.ones(4, 32)
 
 
-def safe(change: Callable[[dict[str, Any]], object]) -> Setup:
-    def make() -> bytes:
-        header, data = safe_parts()
-        result = change(header)
-        return safe_bytes(header if result is None else result, data)
-
-    return written(make, SAFE)
-
-
-def gone(mapping: dict[str, Any], *keys: str) -> None:
-    for key in keys:
-        del mapping[key]
+def as_views(weights: Weights) -> Weights:
+    """All tensors are pieces of one, as flat-parameter wrappers save them."""
+    flat = torch.cat([value.flatten().double() for value in weights.values()]).float()
+    pieces = flat.split([value.numel() for value in weights.values()])
+    return {
+        name: piece.view(value.shape) if value.dtype == torch.float32 else value
+        for (name, value), piece in zip(weights.items(), pieces, strict=True)
+    }
 
 
-def entry(name: str, kind: bytes, target: str = "", size: int = 0) -> tarfile.TarInfo:
-    made = tarfile.TarInfo(name)
-    made.type, made.linkname, made.size = kind, target, size
-    return made
+def turned(value: Any) -> Any:
+    """The same numbers, in memory from the last dimension to the first."""
+    return value.permute(*reversed(range(value.dim()))).contiguous().permute(*reversed(range(value.dim())))
 
 
-def huge_member(name: str, size: int) -> bytes:
-    """A tar header that promises more than there is."""
-    header = tarfile.TarInfo(name)
-    header.size = size
-    return header.tobuf(tarfile.GNU_FORMAT)
+def whole_module(weights: Weights) -> object:
+    return torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.BatchNorm1d(32))
 
 
-def bomb(name: str, size: int) -> bytes:
-    """A gzip-compressed archive with a member of this many blanks."""
-    buffer = io.BytesIO()
-    with gzip.GzipFile(fileobj=buffer, mode="wb", compresslevel=1) as file:
-        file.write(huge_member(name, size))
-        for _ in range(size >> 20):
-            file.write(b" " * (1 << 20))
-        file.write(bytes(1024))
-    return buffer.getvalue()
-
-
-def cached(folder: Path, change: Callable[[bytes], bytes] = bytes) -> Path:
-    """A model in the cache of the hub, as huggingface_hub keeps it."""
-    repository = folder.parent / "home/.cache/huggingface/hub/models--acme--speech"
-    revision = "0123456789abcdef0123456789abcdef01234567"
-    for name in (f"snapshots/{revision}", "refs", "blobs"):
-        (repository / name).mkdir(parents=True)
-    (repository / "refs/main").write_text(revision)
-    blob = repository / "blobs/aa11"
-    blob.write_bytes(change((Fixture.path / NEMO).read_bytes()))
-    (repository / f"snapshots/{revision}/speech.nemo").symlink_to("../../blobs/aa11")
-    return blob
-
-
-OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
-
-
-# -------------------------------------------------------------------------------------------------------------- checks
-
-
-def query(path: Path) -> torch.Tensor:
-    found: torch.Tensor = torch.load(path, weights_only=True)["state_dict"][QUERY]
-    return found
-
-
-def begun_from_it(folder: Path, outcome: Outcome) -> str | None:
-    """Training began with the weights of the fixture's model."""
-    difference = (query(folder / RUN / "checkpoints/last.ckpt") - query(Fixture.path / CKPT)).abs().max().item()
-    return f"weights differ from the file's by {difference:.2g}" if difference > 1e-4 else trained(folder, outcome)
-
-
-def read_again(*names: str) -> Check:
-    """What was exported has the weights of the fixture's model."""
+def near(tolerance: float) -> Right:
+    """Features like those of the undamaged model, within this share of their size."""
 
     def check(folder: Path, outcome: Outcome) -> str | None:
-        for name in names:
-            if name.endswith(".safetensors"):
-                from safetensors.torch import load_file
+        files = list((folder / "out").rglob("*.npy"))
+        expected = Fixture.feature()
+        if len(files) != 1:
+            return f"{len(files)} feature files"
+        apart = float(np.abs(np.load(files[0]) - expected).max() / np.abs(expected).max())
+        return None if apart <= tolerance else f"features are {apart:.2g} of their size apart"
 
-                found = load_file(folder / name)
-            else:
-                with tarfile.open(folder / name) as archive:
-                    inside = next(m for m in archive.getmembers() if m.name.endswith("model_weights.ckpt"))
-                    file = archive.extractfile(inside)
-                    assert file
-                    found = torch.load(io.BytesIO(file.read()), weights_only=True)
-            expected = weights()
-            if found.keys() != expected.keys():
-                return f"{name}: other keys: {sorted(found.keys() ^ expected.keys())[:3]}"
-            for key, value in expected.items():
-                if not torch.equal(found[key], value):
-                    return f"{name}: {key} differs"
-        return None
-
-    return check
+    return Right(check)
 
 
-def untouched(*names: str) -> Check:
-    def check(folder: Path, outcome: Outcome) -> str | None:
-        changed = [name for name in names if (folder / name).read_bytes() != (Fixture.path / name).read_bytes()]
-        return f"changed {changed}" if changed else None
-
-    return check
+def other_model(path: str | Path) -> Setup:
+    """The same configuration, other weights."""
+    return both(with_weights(every(lambda value: value * 1.25, "encoder.layers")), moved(NEMO, path))
 
 
-def nearly_same(folder: Path, outcome: Outcome) -> str | None:
-    """Features within what half precision of the weights explains."""
-    files = list((folder / "out").rglob("*.npy"))
-    if len(files) != 1:
-        return f"{len(files)} feature files"
-    difference = float(np.abs(np.load(files[0]) - Fixture.feature()).max())
-    return None if difference < 0.2 else f"features differ by {difference:.2g}"
+def moved(old: str | Path, new: str | Path) -> Setup:
+    def setup(folder: Path) -> None:
+        if old != new:
+            (folder / new).parent.mkdir(parents=True, exist_ok=True)
+            (folder / old).rename(folder / new)
+
+    return setup
 
 
-def quiet_features(folder: Path, outcome: Outcome) -> str | None:
-    files = list((folder / "out").rglob("*.npy"))
-    bad = [path.name for path in files if not np.isfinite(np.load(path)).all()]
-    return f"features are not finite: {bad}" if bad else None if files else "no features"
-
-
-# -------------------------------------------------------------------------------------------------------------- trials
-
-Row = tuple[str, list[str], Setup, Expected]
-
-
-def containers() -> list[Row]:
-    lfs = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 478012416\n"
-    page = b"<!DOCTYPE html><html><head><title>Sign in</title></head><body>Access to model is restricted</body></html>"
-    return [
-        ("a git-lfs pointer", extract(), written(lambda: lfs), NAMED),
-        ("a sign-in page of a proxy", info(), written(lambda: page), NAMED),
-        ("a JSON error of an API", export(), written(lambda: b'{"error":"Repository not found"}'), NAMED),
-        ("a partial download, .incomplete inside", probe(), both(labels, on_copy(cut(0.61))), NAMED),
-        ("only the first block", info(), on_copy(lambda data: data[:512]), NAMED),
-        ("the config is whole, the weights are not there", extract(), on_copy(lambda data: data[:8192]), NAMED),
-        ("ends before the archive's end marks", extract(), on_copy(lambda data: data.rstrip(b"\0")), ANY),
-        ("256 kB of other bytes after the end", extract(), on_copy(lambda data: data + os.urandom(1 << 18)), ANY),
-        ("a preallocated file, never written", begin("init_from_nemo_model", NEMO), on_copy(zeros), NAMED),
-        ("the second half is zeros", extract(), on_copy(lambda data: data[: len(data) // 2] + bytes(len(data) // 2)), NAMED),
-        ("a block of 4096 zeros in the weights", export(), on_copy(lambda data: patched(data, 200_704, bytes(4096))), NAMED),
-        ("a bit of a weight", probe(), both(labels, on_copy(bit)), NAMED),
-        ("CRLF conversion of a binary transfer", info(), on_copy(lambda data: data.replace(b"\n", b"\r\n")), NAMED),
-        ("bytes over 127 became question marks", info(), on_copy(lambda data: data.decode("ascii", "replace").encode()), NAMED),
-        ("base64 text", extract(), on_copy(binascii.b2a_base64), NAMED),
-        ("gzip, as early NeMo wrote", extract(), on_copy(gzip.compress), ANY),
-        ("bzip2", extract(), on_copy(bz2.compress), ANY),
-        ("xz", extract(), on_copy(lzma.compress), ANY),
-        ("gzip, cut off", extract(), on_copy(lambda data: gzip.compress(data)[:-5000]), NAMED),
-        ("gzip, its checksum is wrong", info(), on_copy(lambda data: gzip.compress(data)[:-8] + b"12345678"), NAMED),
-        ("gzip of 3 GB of blanks as config", info(), written(lambda: bomb("./model_config.yaml", 3 << 30)), NAMED),
-        ("header promises 8 TB of weights", extract(), written(lambda: tar(("./model_config.yaml", member("model_config.yaml")))[:8192] + huge_member("./model_weights.ckpt", 8 << 40) + bytes(4096)), NAMED),
-        ("negative member size", info(), written(lambda: negative_size()), NAMED),
-        ("old and new file in one: concatenated", extract(), on_copy(lambda data: data + data), ANY),
-        ("member names without ./", extract(), written(lambda: tar(("model_config.yaml", member("model_config.yaml")), ("model_weights.ckpt", member("model_weights.ckpt")))), Right(same_features)),
-        ("weights before the config", extract(), written(lambda: tar(("./model_weights.ckpt", member("model_weights.ckpt")), ("./model_config.yaml", member("model_config.yaml")))), Right(same_features)),
-        ("packed with its folder around it", extract(), written(lambda: tar(("nest/model_config.yaml", member("model_config.yaml")), ("nest/model_weights.ckpt", member("model_weights.ckpt")))), ANY),
-        ("tokenizers, a license and ._ files of a Mac besides", extract(), written(lambda: nemo_bytes(more=(("./tokenizer.model", b"\x0a\x00"), ("./._model_config.yaml", b"\x00\x05\x16\x07"), ("./LICENSE", b"free")))), Right(same_features)),
-        ("two configs, another model's first", extract(), written(lambda: tar(("./model_config.yaml", b"encoder: {n_layers: 7}"), ("./model_config.yaml", member("model_config.yaml")), ("./model_weights.ckpt", member("model_weights.ckpt")))), ANY),
-        ("two weights, NaN last", extract(), written(lambda: nemo_bytes(more=(("./model_weights.ckpt", saved({key: value * torch.nan if value.is_floating_point() else value for key, value in weights().items()})),))), ANY),
-        ("model-parallel parts, mp_rank_00 and 01", info(), written(lambda: tar(("./model_config.yaml", member("model_config.yaml")), ("./mp_rank_00/model_weights.ckpt", b"x"), ("./mp_rank_01/model_weights.ckpt", b"x"))), NAMED),
-        ("weights are a link to /etc/passwd", extract(), written(lambda: tar(("./model_config.yaml", member("model_config.yaml")), (entry("./model_weights.ckpt", tarfile.SYMTYPE, "/etc/passwd"), b""))), NAMED),
-        ("weights are a link to a good file outside", extract(), both(given(CKPT), written(lambda: tar(("./model_config.yaml", member("model_config.yaml")), (entry("./model_weights.ckpt", tarfile.SYMTYPE, "model.ckpt"), b"")))), NAMED),
-        ("config is a hard link to itself", info(), written(lambda: tar((entry("./model_config.yaml", tarfile.LNKTYPE, "./model_config.yaml"), b""), ("./model_weights.ckpt", member("model_weights.ckpt")))), NAMED),
-        ("config is a named pipe", info(), written(lambda: tar((entry("./model_config.yaml", tarfile.FIFOTYPE), b""), ("./model_weights.ckpt", member("model_weights.ckpt")))), NAMED),
-        ("weights are a folder", export(), written(lambda: tar(("./model_config.yaml", member("model_config.yaml")), (entry("./model_weights.ckpt", tarfile.DIRTYPE), b""))), NAMED),
-        ("a member that leaves the folder", extract(), written(lambda: nemo_bytes(more=(("../../pwned", b"x"), ("/tmp/nest_pwned", b"x")))), ANY),
-        ("100,000 empty members", extract(), written(lambda: nemo_bytes(more=tuple((f"./{i}", b"") for i in range(100_000)))), ANY),
-        ("a member name with escape codes and no weights", info(), written(lambda: tar(("./\x1b[2Jmodel_config.yaml", b"a: 1"), ("./\x07.ckpt", b""))), NAMED),
-        ("a zip of the two members", info(), written(lambda: zipped()), NAMED),
-        ("the unpacked folder instead of the file", info(), unpacked, Either(NAMED, Right(ended_well))),
-        ("a named pipe", extract(), lambda folder: os.mkfifo(folder / NEMO), NAMED),
-        ("a link to /dev/zero", info(), lambda folder: (folder / NEMO).symlink_to("/dev/zero"), NAMED),
-        ("a link that leads to itself", export(), lambda folder: (folder / NEMO).symlink_to(NEMO), NAMED),
-        ("a socket", info(), socket_file, NAMED),
-        ("a sparse file of 1 TB", info(), sparse, Refused((NEMO,))),
-        ("one of two files to compare is cut", info(NEMO, "other.nemo"), both(given(NEMO), on_copy(cut(0.9), "other.nemo")), Refused(("other.nemo",))),
-        ("exported onto itself", export(NEMO, NEMO), given(NEMO), Either(Refused((NEMO,)), Right(read_again(NEMO)))),
-        ("exported onto a link to itself", export(NEMO, "b.nemo"), both(given(NEMO), lambda folder: (folder / "b.nemo").symlink_to(NEMO)), Either(Refused(("b.nemo|model.nemo",)), Right(read_again(NEMO, "b.nemo")))),
-        ("exported to a folder that is full of other things", export(NEMO, "audio"), given(NEMO), Refused(("audio",))),
-        ("exported below a file", export(NEMO, "valid.jsonl/out.nemo"), given(NEMO), Refused(("valid.jsonl",))),
-        ("exported to /dev/full", export(NEMO, "/dev/full"), given(NEMO), Refused(("/dev/full",))),
-        ("a damaged file exported over a good one", export("bad.nemo", NEMO), both(given(NEMO), on_copy(cut(0.7), "bad.nemo")), Refused(("bad.nemo",))),
-        ("safetensors inside a .nemo name", extract(), named(SAFE, NEMO), ANY),
-        ("a .ckpt file with a .nemo name", extract(), named(CKPT, NEMO), ANY),
-        ("a .nemo file with a .ckpt name", extract(CKPT), named(NEMO, CKPT), Either(Refused((CKPT,)), Right(same_features))),
-        ("upper-case ending", extract("MODEL.NEMO"), named(NEMO, "MODEL.NEMO"), Either(Refused(("MODEL.NEMO",)), Right(same_features))),
-    ]  # fmt: skip
-
-
-def negative_size() -> bytes:
-    header = bytearray(huge_member("./model_config.yaml", 0))
-    header[124:136] = b"\xff" * 12  # base 256, -1
-    total = sum(header[:148]) + 8 * 32 + sum(header[156:512])
-    header[148:156] = b"%06o\0 " % total
-    return bytes(header) + bytes(2048)
-
-
-def on_copy(change: Callable[[bytes], bytes], target: str = NEMO) -> Setup:
-    return written(lambda: change((Fixture.path / NEMO).read_bytes()), target)
-
-
-def bit(data: bytes) -> bytes:
-    """Flip a bit in the largest record of torch's archive, whether that is the file or a member of it."""
-    begin = data.index(b"PK\x03\x04")
-    inner_bytes = data[begin : data.rindex(b"PK\x05\x06") + 22]
-    with zipfile.ZipFile(io.BytesIO(inner_bytes)) as archive:
-        found = max((item for item in archive.infolist() if "/data/" in item.filename), key=lambda item: item.file_size)
-    names, extra = struct.unpack("<HH", inner_bytes[found.header_offset + 26 : found.header_offset + 30])
-    at = begin + found.header_offset + 30 + names + extra + found.file_size // 2
-    return patched(data, at, bytes([data[at] ^ 4]))
-
-
-def zipped() -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        archive.writestr("model_config.yaml", member("model_config.yaml"))
-        archive.writestr("model_weights.ckpt", member("model_weights.ckpt"))
-    return buffer.getvalue()
+def appended(folder: Path) -> None:
+    """`tar --append` of an edited configuration: the archive has two; unpacking gives the second."""
+    config = nemo_content()[1]
+    config["encoder"]["n_layers"] = 3
+    with tarfile.open(folder / NEMO, "a") as archive:
+        member = tarfile.TarInfo(f"./{CONFIG}")
+        data = as_yaml(config)
+        member.size = len(data)
+        archive.addfile(member, io.BytesIO(data))
 
 
 def unpacked(folder: Path) -> None:
-    (folder / NEMO).mkdir()
-    for name in ("model_config.yaml", "model_weights.ckpt"):
-        (folder / NEMO / name).write_bytes(member(name))
+    (folder / "unpacked").mkdir()
+    for name, data in members(folder / NEMO).items():
+        (folder / "unpacked" / name).write_bytes(data)
 
 
-def sparse(folder: Path) -> None:
-    (folder / NEMO).touch()
-    os.truncate(folder / NEMO, 1 << 40)
+def zipped(folder: Path) -> None:
+    content = members(folder / NEMO)
+    with zipfile.ZipFile(folder / NEMO, "w") as archive:
+        for name, data in content.items():
+            archive.writestr(name, data)
 
 
-def socket_file(folder: Path) -> None:
-    import socket
+CONTAINERS: list[tuple[str, Setup, str | Path, Expected]] = [
+    ("control: repacked as NeMo does", with_weights(lambda weights: None), NEMO, SAME),
+    ("gzip inside, as NeMo 1.0 wrote", with_members(lambda c, w: [(CONFIG, c), (WEIGHTS, w)], mode="w:gz"), NEMO, SAME),
+    ("names without ./", with_members(lambda c, w: [(CONFIG, c), (WEIGHTS, w)]), NEMO, SAME),
+    ("weights before configuration", with_members(lambda c, w: [(WEIGHTS, w), (CONFIG, c)]), NEMO, SAME),
+    ("old ustar archive", with_members(lambda c, w: [(CONFIG, c), (WEIGHTS, w)], kind=tarfile.USTAR_FORMAT), NEMO, SAME),
+    ("packed with its folder", with_members(lambda c, w: [(f"m/{CONFIG}", c), (f"m/{WEIGHTS}", w)]), NEMO, same_or("model.nemo")),
+    ("packed on a Mac", with_members(lambda c, w: [(f"./._{CONFIG}", b"\0\5\x16\7Mac"), (f"./{CONFIG}", c), (f"./._{WEIGHTS}", b"\0\5\x16\7Mac"), (f"./{WEIGHTS}", w)]), NEMO, same_or("model.nemo")),
+    ("with a tokenizer and a README", with_members(lambda c, w: [("README.md", b"hi"), (f"./{CONFIG}", c), (f"./{WEIGHTS}", w), ("./a1_vocab.txt", b"a\nb\n")]), NEMO, SAME),
+    ("sharded weights of NeMo 2", with_members(lambda c, w: [(f"./{CONFIG}", c), ("./model_weights/metadata.json", b"{}"), ("./model_weights/__0_0.distcp", w)]), NEMO, Refused(("model.nemo",))),
+    ("an edited configuration appended", appended, NEMO, Refused(("model.nemo",))),
+    ("weights twice, the second of another run", with_members(lambda c, w: [(CONFIG, c), (WEIGHTS, w), (WEIGHTS, saved({}))]), NEMO, Refused(("model.nemo",))),
+    ("zip instead of tar", zipped, NEMO, same_or("model.nemo")),
+    ("unpacked into a folder", unpacked, "unpacked", same_or("unpacked")),
+    ("the run folder instead of the file", Fixture.run, "runs/run", Refused(("runs/run",))),
+    ("the checkpoints folder instead of the file", Fixture.run, "runs/run/checkpoints", Refused(("checkpoints",))),
+    ("hparams.yaml instead of the file", Fixture.run, "runs/run/hparams.yaml", Refused(("hparams.yaml",))),
+    ("a manifest instead of the file", all_models, "train.jsonl", Refused(("train.jsonl",))),
+    ("the audio and the model swapped", all_models, "audio/0.wav", Refused(("0.wav",))),
+    ("pointer of Git LFS", replaced(lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 409600\n"), NEMO), NEMO, Refused(("model.nemo",))),
+    ("a login page saved as safetensors", replaced(lambda path: path.write_text("<!DOCTYPE html><html><title>Sign in</title></html>\n" * 9), SAFE), SAFE, Refused(("model.safetensors",))),
+    ("a login page saved as nemo", replaced(lambda path: path.write_text("<!DOCTYPE html><html><title>Sign in</title></html>\n" * 90), NEMO), NEMO, Refused(("model.nemo",))),
+    ("gzipped ckpt", on_bytes(gzip.compress, CKPT), CKPT, same_or("model.ckpt")),
+    ("ended with a line feed", on_bytes(lambda data: data + b"\n", NEMO), NEMO, same_or("model.nemo")),
+    ("the file twice in one (cat a a)", on_bytes(lambda data: data + data, NEMO), NEMO, same_or("model.nemo")),
+    ("safetensors with a line feed after it", on_bytes(lambda data: data + b"\n", SAFE), SAFE, same_or("model.safetensors")),
+    ("ckpt with zeros after it", on_bytes(lambda data: data + bytes(4096), CKPT), CKPT, same_or("model.ckpt")),
+    ("ckpt named nemo", moved(CKPT, "new.nemo"), "new.nemo", same_or("new.nemo")),
+    ("nemo named ckpt", moved(NEMO, "new.ckpt"), "new.ckpt", same_or("new.ckpt")),
+    ("safetensors named nemo", moved(SAFE, "new.nemo"), "new.nemo", same_or("new.nemo")),
+    ("nemo named safetensors", moved(NEMO, "new.safetensors"), "new.safetensors", same_or("new.safetensors")),
+    ("name in capitals", moved(NEMO, "MODEL.NEMO"), "MODEL.NEMO", same_or("MODEL.NEMO")),
+    ("name with (1) of a second download", moved(NEMO, "model.nemo (1)"), "model.nemo (1)", same_or("model.nemo (1)")),
+    ("link into a cache of blobs", both(moved(NEMO, "blobs/4d7a21f3"), replaced(link("blobs/4d7a21f3"), NEMO)), NEMO, SAME),
+    ("link whose blob is gone", replaced(link("blobs/4d7a21f3"), NEMO), NEMO, Refused(("model.nemo",))),
+    ("index of sharded safetensors", replaced(lambda path: path.write_text(json.dumps({"metadata": {}, "weight_map": {Q: "model-00001-of-00002.safetensors"}})), Path("model.safetensors.index.json")), "model.safetensors.index.json", Refused(("index.json",))),
+    ("ckpt named pt", moved(CKPT, "model.pt"), "model.pt", same_or("model.pt")),
+    ("weights alone as pth", lambda folder: (folder / "w.pth").write_bytes(saved(nemo_content()[0])), "w.pth", Refused(("w.pth",))),
+    ("weights of an unpacked nemo", unpacked, f"unpacked/{WEIGHTS}", same_or(WEIGHTS)),
+    ("configuration of an unpacked nemo", unpacked, f"unpacked/{CONFIG}", Refused((CONFIG,))),
+    ("an ONNX file", replaced(lambda path: path.write_bytes(b"\x08\x08\x12\x07pytorch\x1a\x062.13.0:" + bytes(999)), Path("nest.onnx")), "nest.onnx", Refused(("nest.onnx",))),
+    ("a folder that is named like a file", replaced(Path.mkdir, Path("nest.nemo")), "nest.nemo", Refused(("nest.nemo",))),
+    ("a name without its ending", all_models, "model", Refused(("model",))),
+    ("a pipe with nobody at its other end", replaced(os.mkfifo, Path("pipe.nemo")), "pipe.nemo", Refused(("pipe.nemo",))),
+    ("pickle that runs a command", with_members(lambda c, w: [(CONFIG, c), (WEIGHTS, EVIL)]), NEMO, Refused(("model.nemo",))),
+]  # fmt: skip
 
-    here = os.getcwd()
-    os.chdir(folder)
-    try:
-        socket.socket(socket.AF_UNIX).bind(NEMO)
-    finally:
-        os.chdir(here)
+DAMAGE: list[tuple[str, Callable[[bytes], bytes]]] = [
+    ("cut at half", cut(0.5)),
+    ("last 16 KB lost", lambda data: data[: -(1 << 14)]),
+    ("second half zeros, right size", lambda data: data[: len(data) // 2] + bytes(len(data) - len(data) // 2)),
+    ("resumed download, a part twice", lambda data: data[: len(data) // 2] + data[len(data) // 3 :]),
+    ("sent as text (CRLF)", lambda data: data.replace(b"\n", b"\r\n")),
+    ("a page of zeros in the middle", lambda data: patched(data, len(data) // 3, bytes(4096))),
+    ("bit flipped near the end", flipped(0.9)),
+]
 
+TENSORS: list[tuple[str, Callable[[Weights], object], Expected]] = [
+    ("prefix module. of DDP", renamed("", "module."), same_or("module.")),
+    ("prefix _orig_mod. of torch.compile", renamed("", "_orig_mod."), same_or("_orig_mod.")),
+    ("prefix model. of Lightning", renamed("", "model."), same_or("model.")),
+    ("only the encoder compiled", renamed("encoder.", "encoder._orig_mod."), same_or("_orig_mod.")),
+    ("a whole checkpoint as weights", lambda weights: {"state_dict": weights, "epoch": 3}, same_or("state_dict|model.nemo")),
+    ("bfloat16", every(lambda value: value.bfloat16()), Either(Refused(("bfloat16",)), near(0.1))),
+    ("float16", every(lambda value: value.half()), Either(Refused(("float16",)), near(0.05))),
+    ("float64", every(lambda value: value.double()), same_or("float64")),
+    ("float8", every(lambda value: value.to(torch.float8_e4m3fn), "encoder"), Either(Refused(("float8",)), near(0.5))),
+    ("float16 that overflowed", one(Q, lambda value: (value * 1e6).half()), Refused((Q,))),
+    ("averaged: counters are floats", lambda weights: {k: v.float() if "tracked" in k else v for k, v in weights.items()}, same_or("num_batches_tracked")),
+    ("averaged: a variance below zero", one(NORM, lambda value: value - value.max() - 1e-6), Refused(("running_var",))),
+    ("one variance is NaN", one(NORM, lambda value: value.index_fill(0, torch.tensor([3]), float("nan"))), Refused(("running_var",))),
+    ("parameters only, no buffers", lambda weights: {k: torch.nn.Parameter(v) for k, v in weights.items() if v.is_floating_point() and "running" not in k and "featurizer" not in k and "quantizer" not in k}, Refused(("running_mean|running_var|featurizer|quantizer",))),
+    ("without counters", without("num_batches_tracked"), same_or("num_batches_tracked")),
+    ("without a bias", without("linear1.bias"), Refused(("linear1.bias",))),
+    ("encoder and mels only", without("decoder", "quantizer", "mask_processor"), same_or("decoder|quantizer|mask")),
+    ("without mel filters", without("featurizer"), same_or("featurizer")),
+    ("pruned, not made permanent", pruned, Refused(("weight_orig|weight_mask|linear_q.weight",))),
+    ("adapters of LoRA left in", adapted, Refused(("lora",))),
+    ("empty tensors of a sharded rank", every(lambda value: torch.empty(0), "encoder.layers"), Refused(("encoder.layers",))),
+    ("encoder all zeros", every(torch.zeros_like, "encoder"), Refused(("encoder",))),
+    ("tensors on meta", every(lambda value: value.to("meta"), "encoder"), Refused(("encoder",))),
+    ("sparse tensors", one(Q, lambda value: value.to_sparse()), same_or("linear_q")),
+    ("pieces of one flat tensor", as_views, SAME),
+    ("tensors not contiguous", every(turned), SAME),
+    ("weights of 1e30", every(lambda value: value * 1e30, "encoder.layers.0.feed_forward1"), Either(Refused(("feed_forward1|finite",)), Right(finite_features))),
+    ("numpy arrays", lambda weights: {name: value.numpy() for name, value in weights.items()}, same_or("model.nemo")),
+    ("a pickled module", whole_module, Refused(("model.nemo",))),
+    ("a list of tensors, no names", lambda weights: list(weights.values()), Refused(("model.nemo",))),
+    ("complex weights", one(Q, lambda value: value.to(torch.complex64)), Refused(("linear_q",))),
+    ("one layer is another's shape", one(Q, lambda value: value[:16]), Refused(("linear_q",))),
+    ("a layer more than the configuration", lambda weights: {**weights, **{k.replace("layers.1.", "layers.2."): v for k, v in weights.items() if "layers.1." in k}}, Refused(("layers.2",))),
+]  # fmt: skip
 
-def configurations() -> list[Row]:
-    laughs = b"a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n" + b"".join(
-        b"a%d: &a%d [%s]\n" % (i, i, b",".join([b"*a%d" % (i - 1)] * 10)) for i in range(1, 12)
-    )
-    inside = Either(Refused(), Right(quiet_features))
-    return [
-        ("config: billion laughs", info(), with_text(lambda text: laughs + text), Either(NAMED, Right(ended_well))),
-        ("config: 50,000 open brackets", info(), with_text(lambda text: b"train_ds: " + b"[" * 50_000), NAMED),
-        ("config: a python/object tag", info(), with_text(lambda text: text + b"\nx: !!python/object/apply:os.system ['touch ../pwned']\n"), NAMED),
-        ("config: UTF-16 with its mark", extract(), with_text(lambda text: text.decode().encode("utf-16")), ANY),
-        ("config: CRLF line ends and a UTF-8 mark", extract(), with_text(lambda text: b"\xef\xbb\xbf" + text.replace(b"\n", b"\r\n")), ANY),
-        ("config: Latin-1 in a comment", extract(), with_text(lambda text: b"# F\xfcr Gr\xf6\xdfe\n" + text), ANY),
-        ("config: tabs for blanks", info(), with_text(lambda text: text.replace(b"  ", b"\t")), NAMED),
-        ("config: two documents", info(), with_text(lambda text: text + b"---\nencoder: {}\n"), NAMED),
-        ("config: cut in the middle, archive rebuilt", info(), with_text(cut(0.2)), NAMED),
-        ("config: empty", extract(), with_text(lambda text: b""), NAMED),
-        ("config: a list", export(), with_text(lambda text: b"- encoder\n- decoder\n"), NAMED),
-        ("config: 'null'", info(), with_text(lambda text: b"null\n"), NAMED),
-        ("config: merge conflict marks", info(), with_text(lambda text: b"<<<<<<< HEAD\n" + text + b">>>>>>> main\n"), NAMED),
-        ("config: n_layers twice, last one wrong", extract(), with_text(lambda text: text.replace(b"  n_layers: 2\n", b"  n_layers: 2\n  n_layers: 1\n")), Refused(("n_layers|layers|duplicate",))),
-        ("config: an environment variable", info(), setting("train_ds.manifest_filepath", "${oc.env:SECRET_TOKEN}"), Refused(("oc.env|resolver",))),
-        ("config: a reference to nothing", extract(), setting("encoder.d_model", "${model.nowhere}"), Refused(("nowhere|d_model",))),
-        ("config: a reference to itself", info(), setting("encoder.d_model", "${encoder.d_model}"), Refused(("d_model",))),
-        ("config: NeMo's ??? in d_model", info(), setting("encoder.d_model", "???"), Refused(("d_model",))),
-        ("config: ??? in a manifest, as NeMo ships", extract(), setting("train_ds.manifest_filepath", "???"), ANY),
-        ("config: encoder _target_ is subprocess.Popen", extract(), setting("encoder._target_", "subprocess.Popen"), Refused(("subprocess.Popen",))),
-        ("config: a squeezeformer", info(), setting("encoder._target_", "nemo.collections.asr.modules.SqueezeformerEncoder"), Refused(("SqueezeformerEncoder",))),
-        ("config: NeMo's CTC model", info(), with_config(lambda c: c.update(target="nemo.collections.asr.models.EncDecCTCModelBPE", decoder={"_target_": "nemo.collections.asr.modules.ConvASRDecoder", "feat_in": 32, "num_classes": 28, "vocabulary": list("abc")})), Refused(("CTC|ConvASRDecoder",))),
-        ("config: no encoder section", info(), with_config(lambda c: gone(c, "encoder")), Refused(("encoder",))),
-        ("config: preprocessor is a string", info(), setting("preprocessor", "mel"), Refused(("preprocessor",))),
-        ("config: one layer less than the weights", extract(), setting("encoder.n_layers", 1), Refused(("layer",))),
-        ("config: a million layers", info(), setting("encoder.n_layers", 10**6), Refused(("layer",))),
-        ("config: width 4,000,000", extract(), setting("encoder.d_model", 4_000_000), Refused(("d_model|shape|size",))),
-        ("config: a billion books", info(), setting("num_books", 10**9), Refused(("num_books|book",))),
-        ("config: one head of 32 instead of 4 of 8", extract(), setting("encoder.n_heads", 1), Refused(("n_heads|pos_bias",))),
-        ("config: three heads", extract(), setting("encoder.n_heads", 3), Refused(("n_heads",))),
-        ("config: zero heads", info(), setting("encoder.n_heads", 0), Refused(("n_heads",))),
-        ("config: n_layers 2.5", info(), setting("encoder.n_layers", 2.5), Refused(("n_layers",))),
-        ("config: n_layers 'two'", info(), setting("encoder.n_layers", "two"), Refused(("n_layers",))),
-        ("config: n_layers yes", info(), setting("encoder.n_layers", True), Refused(("n_layers",))),
-        ("config: kernel 8, even", extract(), setting("encoder.conv_kernel_size", 8), Refused(("conv_kernel_size",))),
-        ("config: kernel 11", extract(), setting("encoder.conv_kernel_size", 11), Refused(("conv|kernel",))),
-        ("config: 8 kHz in the preprocessor only", extract(), setting("preprocessor.sample_rate", 8000), Refused(("sample_rate",))),
-        ("config: a Hamming window, weights say Hann", extract(), setting("preprocessor.window", "hamming"), Refused(("window",))),
-        ("config: window of 50 ms, weights say 25", extract(), setting("preprocessor.window_size", 0.05), Refused(("window",))),
-        ("config: mels from 300 Hz, weights say 0", extract(), setting("preprocessor.lowfreq", 300), Refused(("mel|fb|lowfreq",))),
-        ("config: mels above Nyquist", info(), setting("preprocessor.highfreq", 12_000), Refused(("highfreq",))),
-        ("config: mel_norm null, weights say slaney", extract(), setting("preprocessor.mel_norm", None), Refused(("mel|fb",))),
-        ("config: n_fft 300, less than the window", extract(), setting("preprocessor.n_fft", 300), Refused(("n_fft",))),
-        ("config: stride 0", extract(), setting("preprocessor.window_stride", 0), Refused(("window_stride",))),
-        ("config: stride NaN", info(), setting("preprocessor.window_stride", float("nan")), Refused(("window_stride",))),
-        ("config: preemph infinite", extract(), setting("preprocessor.preemph", float("inf")), Refused(("preemph",))),
-        ("config: log guard of 0", extract(), setting("preprocessor.log_zero_guard_value", 0), inside),
-        ("config: normalize by nothing known", extract(), setting("preprocessor.normalize", "per_planet"), Refused(("normalize",))),
-        ("config: a context of [5]", extract(), setting("encoder.att_context_size", [5]), Refused(("att_context_size",))),
-        ("config: a context of ten million", extract(), setting("encoder.att_context_size", [10**7, 10**7]), Either(Refused(("att_context_size",)), Right(quiet_features))),
-        ("config: xscaling 'maybe'", extract(), setting("encoder.xscaling", "maybe"), Refused(("xscaling",))),
-        ("config: dropout 7", info(), setting("encoder.dropout", 7), Refused(("dropout",))),
-        ("config: subsampling by 4, weights by 8", extract(), setting("encoder.subsampling_factor", 4), Refused()),
-        ("config: an unknown key of a newer NeMo", extract(), setting("encoder.flash_attention_4", True), Either(Refused(("flash_attention_4",)), Right(same_features))),
-        ("config: a key with escape codes", info(), setting("encoder.\x1b[31mred\x07", 1), Refused()),
-        ("config: target with right-to-left marks", info(), setting("target", "\u202eledoM"), Either(Refused(), Right(ended_well))),
-        ("config: optimizer that does not exist", extract(), setting("optim", {"name": "madgrad9", "lr": "fast"}), Either(Refused(("optim",)), Right(same_features))),
-        ("config: one digit changed, ours has a checksum", info(), on_copy(lambda data: data.replace(b"dropout: 0.1\n", b"dropout: 0.3\n", 1)), NAMED),
-    ]  # fmt: skip
-
-
-def weight_files() -> list[Row]:
-    rename = lambda prefix: with_weights(lambda w: {prefix + key: value for key, value in w.items()})  # noqa: E731
-    half = Either(Refused(), Right(nearly_same))
-    named_weight = Refused(("linear_q",))
-    return [
-        ("weights: one NaN", probe(), both(labels, tensor(QUERY, put(7, float("nan")))), named_weight),
-        ("weights: one -infinity", export(), tensor("decoder.decoder_layers.0.bias", put(0, -float("inf"))), Refused(("decoder_layers",))),
-        ("weights: NaN in the mask embedding", begin("init_from_nemo_model", NEMO), tensor("mask_processor.mask_embedding", put(3, float("nan"))), Refused(("mask_embedding",))),
-        ("weights: NaN in a mel filter", extract(), tensor(MELS, put(300, float("nan"))), Refused(("fb|mel",))),
-        ("weights: int8, quantized by a tool", extract(), tensor(QUERY, lambda t: (t * 127).to(torch.int8)), named_weight),
-        ("weights: booleans", info(), tensor(QUERY, lambda t: t > 0), named_weight),
-        ("weights: complex numbers", export(), tensor(QUERY, lambda t: t.to(torch.complex64)), named_weight),
-        ("weights: all in float64", extract(), with_weights(lambda w: {k: v.double() if v.is_floating_point() else v for k, v in w.items()}), half),
-        ("weights: all in bfloat16", extract(), with_weights(lambda w: {k: v.bfloat16() if v.is_floating_point() else v for k, v in w.items()}), half),
-        ("weights: float16 with an overflow", extract(), with_weights(lambda w: {k: (v * (1e6 if k == QUERY else 1)).half() if v.is_floating_point() else v for k, v in w.items()}), named_weight),
-        ("weights: 8-bit floats", info(), tensor(QUERY, lambda t: t.to(torch.float8_e4m3fn)), Either(named_weight, Right(ended_well))),
-        ("weights: a sparse tensor", extract(), tensor(QUERY, lambda t: t.to_sparse()), Either(Refused(("linear_q|model.nemo",)), Right(same_features))),
-        ("weights: a tensor without data (meta)", extract(), tensor(QUERY, lambda t: t.to("meta")), Refused(("linear_q|model.nemo",))),
-        ("weights: a quantized tensor", info(), tensor(QUERY, lambda t: torch.quantize_per_tensor(t, 0.1, 0, torch.qint8)), Refused(("linear_q|model.nemo",))),
-        ("weights: another order in memory", extract(), tensor(QUERY, lambda t: t.t().contiguous().t()), Right(same_features)),
-        ("weights: a view into a large storage", extract(), tensor(QUERY, lambda t: torch.cat([torch.zeros(500, 32), t])[500:]), Right(same_features)),
-        ("weights: Parameters, not tensors", extract(), tensor(QUERY, lambda t: torch.nn.Parameter(t)), Right(same_features)),
-        ("weights: one row expanded to all", extract(), tensor(QUERY, lambda t: t[:1].expand(32, 32)), Either(Refused(), Right(quiet_features))),
-        ("weights: transposed, of equal shape by chance is right, of others not", extract(), tensor("encoder.layers.1.feed_forward1.linear1.weight", lambda t: t.t()), Refused(("linear1",))),
-        ("weights: scalar where a vector belongs", info(), tensor("encoder.layers.0.norm_out.bias", lambda t: t[0]), Refused(("norm_out",))),
-        ("weights: no columns", extract(), tensor(QUERY, lambda t: t[:, :0]), named_weight),
-        ("weights: a number instead of a tensor", info(), tensor(QUERY, lambda t: 0.5), named_weight),
-        ("weights: a numpy array instead of a tensor", info(), tensor(QUERY, lambda t: t.numpy()), Refused(("linear_q|model.nemo",))),
-        ("weights: one is missing", extract(), with_weights(lambda w: gone(w, QUERY)), named_weight),
-        ("weights: batch statistics are missing", extract(), with_weights(lambda w: gone(w, NORM + "running_mean", NORM + "running_var")), Refused(("running_",))),
-        ("weights: a third layer too many", extract(), with_weights(lambda w: w.update({k.replace("layers.1", "layers.2"): v for k, v in list(w.items()) if "layers.1" in k})), Refused(("layers.2|n_layers",))),
-        ("weights: DistributedDataParallel's module. prefix", extract(), rename("module."), ANY),
-        ("weights: torch.compile's _orig_mod. prefix", extract(), rename("_orig_mod."), ANY),
-        ("weights: a key with escape codes", info(), with_weights(lambda w: w.update({"\x1b[2J\x07encoder": torch.ones(1)})), Refused()),
-        ("weights: a key of a megabyte", info(), with_weights(lambda w: w.update({"k" * (1 << 20): torch.ones(1)})), Refused()),
-        ("weights: keys are numbers", info(), with_weights(lambda w: dict(enumerate(w.values()))), NAMED),
-        ("weights: an empty dict", extract(), with_weights(lambda w: {}), Refused()),
-        ("weights: a list", export(), with_weights(lambda w: list(w.values())), NAMED),
-        ("weights: inside 'state_dict'", extract(), with_weights(lambda w: {"state_dict": w}), ANY),
-        ("weights: variance below 0", extract(), tensor(NORM + "running_var", put(5, -0.01)), Refused(("running_var",))),
-        ("weights: variance 1e38", extract(), tensor(NORM + "running_var", put(5, 1e38)), Either(Refused(), Right(quiet_features))),
-        ("weights: finite, but overflow in the layer", extract(), tensor(QUERY, lambda t: t * 1e38), Either(Refused(), Right(quiet_features))),
-        ("weights: a code book with a row of zeros", info(), tensor(BOOKS, lambda t: t.index_fill(1, torch.tensor([9]), 0)), Refused(("codebook|quantizer",))),
-        ("weights: projection of the quantizer all zeros", begin("init_from_nemo_model", NEMO), tensor("quantizer.proj.weight", torch.zeros_like), Refused(("quantizer",))),
-        ("weights: window all zeros", extract(), tensor(WINDOW, torch.zeros_like), Refused(("window",))),
-        ("weights: mel filters in reverse", extract(), tensor(MELS, lambda t: t.flip(1)), Refused(("fb|mel",))),
-        ("weights: torch's form of before 2020", extract(), written(lambda: nemo_bytes(tensors=saved(weights(), _use_new_zipfile_serialization=False))), NAMED),
-        ("weights: a pickle that runs a command", extract(), inner(lambda data: EVIL), NAMED),
-        ("weights: torch's archive whose pickle runs a command", info(), inner(record("data.pkl", lambda data: EVIL)), NAMED),
-        ("weights: a whole module, pickled", info(), with_weights(lambda w: torch.nn.Linear(2, 2)), NAMED),
-        ("weights: an object that runs a command as a value", probe(), both(labels, with_weights(lambda w: w.update(x=Evil()))), NAMED),
-        ("weights: a record shorter than its tensor", extract(), inner(record("data/16", lambda data: data[:100])), NAMED),
-        ("weights: a record is missing", extract(), inner(record("data/16", lambda data: None)), NAMED),
-        ("weights: says big-endian", extract(), inner(record("byteorder", lambda data: b"big")), Either(Refused(), Right(same_features))),
-        ("weights: byte order is nonsense", extract(), inner(record("byteorder", lambda data: b"middle")), Either(Refused(), Right(same_features))),
-        ("weights: records are deflated", extract(), inner(archive_with(lambda name, data: data, zipfile.ZIP_DEFLATED)), ANY),
-        ("weights: archive's directory is cut off", extract(), inner(lambda data: data[:-300]), NAMED),
-        ("weights: checksum of one record is wrong", export(), inner(lambda data: wrong_crc(data)), NAMED),
-        ("weights: an archive within an archive", info(), inner(lambda data: saved({"model": torch.tensor(list(data[:1000]))})), Refused()),
-    ]  # fmt: skip
-
-
-def wrong_crc(data: bytes) -> bytes:
-    """Change the CRC of a large record where the archive's directory states it."""
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        found = max(archive.infolist(), key=lambda item: item.file_size)
-    name = found.filename.encode()
-    at = data.rindex(name) - 46
-    assert data[at : at + 4] == b"PK\x01\x02"
-    return patched(data, at + 16, struct.pack("<I", found.CRC ^ 0x10))
+CONFIGS: list[tuple[str, Setup, Expected]] = [
+    ("window_size in ms", with_config({"preprocessor.window_size": 25}), Refused(("window_size|window",))),
+    ("window_stride in ms", with_config({"preprocessor.window_stride": 10}), Refused(("window_stride",))),
+    ("window_stride of 0", with_config({"preprocessor.window_stride": 0}), Refused(("window_stride",))),
+    ("rate in kHz", with_config({"sample_rate": 16, "preprocessor.sample_rate": 16}), Refused(("sample_rate|filter|window",))),
+    ("rate as text 16k", with_config({"sample_rate": "16k", "preprocessor.sample_rate": "16k"}), Refused(("sample_rate",))),
+    ("normalize misspelt", with_config({"preprocessor.normalize": "per_features"}), Refused(("normalize",))),
+    ("pad_to below zero", with_config({"preprocessor.pad_to": -16}), Refused(("pad_to",))),
+    ("mag_power NaN", with_config({"preprocessor.mag_power": float("nan")}), Refused(("mag_power",))),
+    ("log_zero_guard_value of 0", with_config({"preprocessor.log_zero_guard_value": 0.0}), Either(Refused(("log_zero_guard",)), Right(finite_features))),
+    ("dither as YAML 1.1 reads it", text_changed("dither: 1.0e-05", "dither: 1e-5"), same_or("dither")),
+    ("n_heads does not fit", with_config({"encoder.n_heads": 8}), Refused(("pos_bias|n_heads",))),
+    ("norm of another model", with_config({"encoder.conv_norm_type": "layer_norm"}), Refused(("batch_norm|conv_norm_type",))),
+    ("kernel size even", with_config({"encoder.conv_kernel_size": 8}), Refused(("kernel",))),
+    ("factor not a power of two", with_config({"encoder.subsampling_factor": 6}), Refused(("subsampling_factor",))),
+    ("n_layers 2.0", text_changed("n_layers: 2", "n_layers: 2.0"), same_or("n_layers")),
+    ("n_layers an expression", text_changed("n_layers: 2", "n_layers: ${model.layers}"), Refused(("n_layers|model.layers",))),
+    ("d_model quoted", text_changed("d_model: 32", "d_model: '32'"), same_or("d_model")),
+    ("d_model null", text_changed("d_model: 32", "d_model: null"), Refused(("d_model",))),
+    ("d_model too large for any machine", text_changed("d_model: 32", "d_model: 32000000"), Refused(("d_model|memory",))),
+    ("n_layers below 0", text_changed("n_layers: 2", "n_layers: -2"), Refused(("n_layers",))),
+    ("a key of a newer NeMo", with_config({"encoder.use_flash_attention_4": True}), same_or("use_flash_attention_4")),
+    ("a key twice", text_changed("  n_layers: 2\n", "  n_layers: 2\n  n_layers: 17\n"), Refused(("n_layers",))),
+    ("marks of a merge conflict", with_yaml(lambda config: b"<<<<<<< HEAD\n" + as_yaml(config) + b"=======\n>>>>>>> main\n"), Refused((CONFIG,))),
+    ("tab in the YAML", text_changed("  n_layers: 2", "\tn_layers: 2"), Refused((CONFIG,))),
+    ("saved as UTF-16", with_yaml(lambda config: as_yaml(config).decode().encode("utf-16")), same_or(CONFIG)),
+    ("byte order mark and CRLF", with_yaml(lambda config: b"\xef\xbb\xbf" + as_yaml(config).replace(b"\n", b"\r\n")), same_or(CONFIG)),
+    ("below model:, as in hparams.yaml", with_yaml(lambda config: as_yaml({"model": config})), same_or("model.nemo")),
+    ("a list", with_yaml(lambda config: as_yaml([config])), Refused((CONFIG,))),
+    ("empty", with_yaml(lambda config: b""), Refused((CONFIG,))),
+    ("of a recogniser", with_config({"target": "nemo.collections.asr.models.EncDecCTCModelBPE", "decoder": {"_target_": "nemo.collections.asr.modules.ConvASRDecoder", "num_classes": 1024}}), same_or("EncDecCTCModelBPE|ConvASRDecoder|decoder")),
+    ("another window than the weights", with_config({"preprocessor.window": "hamming"}), Refused(("window",))),
+    ("preemph in percent", with_config({"preprocessor.preemph": 97}), Refused(("preemph",))),
+    ("highfreq of another rate", with_config({"preprocessor.highfreq": 4000}), Refused(("fb|filter|highfreq",))),
+    ("mel_norm misspelt", with_config({"preprocessor.mel_norm": "slaney_"}), Refused(("mel_norm",))),
+    ("window misspelt", with_config({"preprocessor.window": "hanning"}), same_or("window")),
+    ("log switched off as a text", with_config({"preprocessor.log": "false"}), Refused(("preprocessor.log",))),
+    ("xscaling as a text", with_config({"encoder.xscaling": "no"}), Refused(("xscaling",))),
+    ("dropout in percent", with_config({"encoder.dropout": 10}), Refused(("dropout",))),
+    ("context of no frames", with_config({"encoder.att_context_size": [-5, 0]}), Refused(("att_context_size",))),
+    ("context of one number", with_config({"encoder.att_context_size": 128}), Refused(("att_context_size",))),
+    ("reduction inside the encoder", with_config({"encoder.reduction": "pooling", "encoder.reduction_factor": 2}), Refused(("reduction",))),
+    ("pos_emb_max_len of 10**15", with_config({"encoder.pos_emb_max_len": 10**15}), same_or("pos_emb_max_len")),
+    ("an encoder of my company", with_config({"encoder._target_": "company.modules.OurEncoder"}), Refused(("company.modules.OurEncoder",))),
+    ("a secret of the environment", with_config({"train_ds.manifest_filepath": "${oc.env:HOME}/m.jsonl"}), Refused(("oc.env",))),
+    ("training data that is not there", with_config({"train_ds.manifest_filepath": "/gone/*.jsonl", "validation_ds": None}), SAME),
+    ("no optimizer, no data", with_yaml(lambda config: as_yaml({k: v for k, v in config.items() if k not in {"optim", "train_ds", "validation_ds", "loss"}})), same_or("model.nemo")),
+    ("a comment in Latin-1", with_yaml(lambda config: "# f\xfcr Anna\n".encode("latin-1") + as_yaml(config)), same_or(CONFIG)),
+    ("a second document in the YAML", with_yaml(lambda config: as_yaml(config) + b"---\nencoder: {n_layers: 17}\n"), Refused((CONFIG,))),
+    ("a date for a name", with_config({"nemo_version": "2026-11-19", "name": "12:30:45"}), same_or("name")),
+    ("no preprocessor", with_yaml(lambda config: as_yaml({k: v for k, v in config.items() if k != "preprocessor"})), Refused(("preprocessor",))),
+]  # fmt: skip
 
 
-def checkpoints_as_models() -> list[Row]:
-    start = lambda *more: begin("init_from_ptl_ckpt", CKPT, *more)  # noqa: E731
-
-    def lightning(content: dict[str, Any]) -> dict[str, Any]:
-        """As Lightning and NeMo write it, with an OmegaConf object that torch does not read safely."""
-        from omegaconf import OmegaConf
-
-        return {
-            "epoch": 3,
-            "global_step": 99,
-            "pytorch-lightning_version": "2.4.0",
-            "state_dict": content["state_dict"],
-            "loops": {},
-            "callbacks": {"ModelCheckpoint": {"best_model_path": "/raid/exp/x.ckpt"}},
-            "optimizer_states": [],
-            "lr_schedulers": [],
-            "hparams_name": "cfg",
-            "hyper_parameters": OmegaConf.create(config()),
-        }
-
-    def state(change: Callable[[Weights], object]) -> Setup:
-        def inside(content: dict[str, Any]) -> None:
-            change(content["state_dict"])
-
-        return ckpt(inside)
-
-    of = Refused((CKPT,))
-    return [
-        ("ckpt: NeMo's, with OmegaConf inside, as starting weights", start(), ckpt(lightning), Right(begun_from_it)),
-        ("ckpt: NeMo's, with an object that runs a command", start(), ckpt(lambda c: {**lightning(c), "callbacks": Evil()}), Either(of, Right(begun_from_it))),
-        ("ckpt: NeMo's, its config has another width", start("model.encoder.d_model=48"), ckpt(lightning), Refused(("shape|size|d_model",))),
-        ("ckpt: no hyper_parameters, extract", extract(CKPT), ckpt(lambda c: gone(c, "hyper_parameters")), Refused((CKPT, "hyper_parameters|config"))),
-        ("ckpt: no hyper_parameters, as starting weights", start(), ckpt(lambda c: gone(c, "hyper_parameters")), Either(of, Right(begun_from_it))),
-        ("ckpt: hyper_parameters are a list", info(CKPT), ckpt(lambda c: c.update(hyper_parameters=[1, 2])), of),
-        ("ckpt: no state_dict", export(CKPT), ckpt(lambda c: gone(c, "state_dict")), Refused((CKPT, "state_dict|weights"))),
-        ("ckpt: state_dict is None", info(CKPT), ckpt(lambda c: c.update(state_dict=None)), of),
-        ("ckpt: only a state_dict, saved by hand", extract(CKPT), ckpt(lambda c: c["state_dict"]), of),
-        ("ckpt: of a huggingface wav2vec2", info(CKPT), ckpt(lambda c: {"wav2vec2.encoder.layers.0.attention.k_proj.weight": torch.ones(3, 3)}), of),
-        ("ckpt: of fairseq", start(), ckpt(lambda c: {"args": None, "model": {"mask_emb": torch.ones(768)}, "cfg": {}}), of),
-        ("ckpt: NaN, as starting weights", start(), state(lambda w: w[QUERY].fill_(torch.nan)), Refused(("linear_q",))),
-        ("ckpt: a flipped bit, info", info(CKPT), both(given(CKPT), on_bytes(bit, Path(CKPT))), of),
-        ("ckpt: cut off, export", export(CKPT), both(given(CKPT), on_bytes(cut(0.99), Path(CKPT))), of),
-        ("ckpt: zeros at its end, as a lazy disk leaves them", probe(CKPT), both(labels, given(CKPT), on_bytes(lambda data: data[:-4096] + bytes(4096), Path(CKPT))), of),
-        ("ckpt: a folder of shards without .metadata", info("last.ckpt"), shards("__0_0.distcp", "rest.pt"), Refused(("last.ckpt",))),
-        ("ckpt: an empty folder", start("exp_manager.name=run"), lambda folder: (folder / CKPT).mkdir(), of),
-        ("ckpt: .metadata is a pickle that runs a command", export("last.ckpt"), shards(".metadata", "rest.pt", content=EVIL), Refused(("last.ckpt",))),
-        ("ckpt: weights with module. in front, as starting weights", start(), state(lambda w: [w.update({"module." + k: w.pop(k)}) for k in list(w)]), Either(Refused(), Right(begun_from_it))),
-        ("ckpt: nothing fits, include names nothing", begin("init_from_ptl_ckpt", "null", f"++init_from_ptl_ckpt.m.path={CKPT}", "++init_from_ptl_ckpt.m.include=[nonsense]"), given(CKPT), Refused(("include|nonsense|init_from",))),
-        ("two sources of starting weights", begin("init_from_ptl_ckpt", CKPT, f"init_from_nemo_model={NEMO}"), given(CKPT, NEMO), Either(Refused(("init_from",)), Right(begun_from_it))),
-        ("starting weights that are not there", begin("init_from_nemo_model", "nowhere.nemo"), lambda folder: None, Refused(("nowhere.nemo",))),
-        ("starting weights with another number of classes", begin("init_from_nemo_model", NEMO, "model.num_classes=32"), given(NEMO), Either(Refused(("shape|size|num_classes",)), Right(begun_from_it))),
-    ]  # fmt: skip
-
-
-def shards(*names: str, content: bytes = b"\x80\x04}.") -> Setup:
+def strange_checkpoint(change: Callable[[dict[str, Any]], object]) -> Setup:
     def setup(folder: Path) -> None:
-        (folder / "last.ckpt").mkdir()
-        for name in names:
-            (folder / "last.ckpt" / name).write_bytes(content)
+        content = torch.load(folder / CKPT, weights_only=True)
+        new = change(content)
+        torch.save(content if new is None else new, folder / CKPT)
 
     return setup
 
 
-def safetensors() -> list[Row]:
-    run = extract(SAFE)
-    bad = Refused((SAFE,))
-    info_safe = info(SAFE)
+def resaved(change: Callable[[Weights], Weights], metadata: dict[str, str] | None) -> Setup:
+    """The safetensors file through another program, which may keep a part of the metadata."""
 
-    def meta(change: Callable[[dict[str, Any]], object]) -> Setup:
-        return safe(lambda header: change(header["__metadata__"]) and None)
+    def setup(folder: Path) -> None:
+        path = folder / SAFE
+        data = path.read_bytes()
+        (size,) = struct.unpack("<Q", data[:8])
+        old = json.loads(data[8 : 8 + size])["__metadata__"]
+        kept = None if metadata is None else {"model_config": old["model_config"], "format": "pt", **metadata}
+        save_file({name: value.contiguous() for name, value in change(load_file(path)).items()}, path, kept)
 
-    def model(change: Callable[[Config], object]) -> Setup:
-        def edit(metadata: dict[str, Any]) -> None:
-            settings = json.loads(metadata["model_config"])
-            change(settings)
-            metadata["model_config"] = json.dumps(settings)
-
-        return meta(edit)
-
-    def offsets(begin: int, end: int) -> Setup:
-        return safe(lambda header: header[QUERY].update(data_offsets=[begin, end]) and None)
-
-    cut_tail = both(given(SAFE), on_bytes(cut(0.97), Path(SAFE)))
-    return [
-        ("safetensors: a flipped bit of a weight", run, both(given(SAFE), on_bytes(flipped(0.8), Path(SAFE))), bad),
-        ("safetensors: cut off", info_safe, cut_tail, bad),
-        ("safetensors: bytes after its end", run, both(given(SAFE), on_bytes(lambda data: data + b"more", Path(SAFE))), Either(bad, Right(same_features))),
-        ("safetensors: header of 2^63 bytes", info_safe, both(given(SAFE), on_bytes(lambda data: patched(data, 0, b"\xff" * 7 + b"\x7f"), Path(SAFE))), bad),
-        ("safetensors: header length 0", info_safe, both(given(SAFE), on_bytes(lambda data: patched(data, 0, bytes(8)), Path(SAFE))), bad),
-        ("safetensors: seven bytes", run, written(lambda: b"\x01" * 7, SAFE), bad),
-        ("safetensors: header of 100,000 open brackets", info_safe, written(lambda: safe_bytes(b"[" * 100_000, b""), SAFE), bad),
-        ("safetensors: header is not UTF-8", info_safe, written(lambda: safe_bytes(b'{"\xff\xfe": 1}', b""), SAFE), bad),
-        ("safetensors: no tensors, only a config", run, written(lambda: safe_bytes({"__metadata__": safe_parts()[0]["__metadata__"]}, b""), SAFE), Refused()),
-        ("safetensors: tensors overlap", run, offsets(0, 4096), bad),
-        ("safetensors: offsets beyond the end", info_safe, offsets(1 << 40, (1 << 40) + 4096), bad),
-        ("safetensors: offsets in reverse", export(SAFE), offsets(8192, 4096), bad),
-        ("safetensors: a negative shape", info_safe, safe(lambda h: h[QUERY].update(shape=[-32, -32]) and None), bad),
-        ("safetensors: a shape whose product overflows", info_safe, safe(lambda h: h[QUERY].update(shape=[1 << 33, 1 << 33]) and None), bad),
-        ("safetensors: an unknown dtype", run, safe(lambda h: h[QUERY].update(dtype="F24") and None), bad),
-        ("safetensors: floats declared as integers", run, safe(lambda h: h[QUERY].update(dtype="I32") and None), bad),
-        ("safetensors: two tensors with swapped names", run, safe(lambda h: swap(h, "linear_k.weight", "linear_v.weight")), bad),
-        ("safetensors: no metadata, as others write", run, safe(lambda h: gone(h, "__metadata__")), bad),
-        ("safetensors: config is not JSON", info_safe, meta(lambda m: m.update(model_config="encoder: {n_layers: 2")), bad),
-        ("safetensors: config is a string of JSON", info_safe, meta(lambda m: m.update(model_config='"hello"')), bad),
-        ("safetensors: config with 400 digits", info_safe, model(lambda c: c["encoder"].update(d_model=10**400)), Refused(("d_model|model.safetensors",))),
-        ("safetensors: config with Infinity", run, model(lambda c: c["preprocessor"].update(window_stride=float("inf"))), Refused(("window_stride|model.safetensors",))),
-        ("safetensors: config with one layer", run, model(lambda c: c["encoder"].update(n_layers=1)), Refused(("layer|model.safetensors",))),
-        ("safetensors: checksum is not a number", run, meta(lambda m: m.update(crc32="zzzzzzzz")), bad),
-        ("safetensors: checksum of another file", export(SAFE, "out.nemo"), meta(lambda m: m.update(crc32="00000000")), bad),
-        ("safetensors: NaN, checksum taken away", run, nan_without_checksum, Refused(("linear_q",))),
-        ("safetensors: metadata with escape codes", info_safe, meta(lambda m: m.update(model_config="\x1b[2J\x07")), bad),
-        ("safetensors: index of shards instead of the file", info("model.safetensors.index.json"), written(lambda: b'{"weight_map": {}}', "model.safetensors.index.json"), Refused(("index.json",))),
-        ("safetensors: given to init_from_nemo_model", begin("init_from_nemo_model", SAFE), given(SAFE), Either(Refused((SAFE,)), Right(begun_from_it))),
-        ("safetensors: from .nemo and back", export(SAFE, "back.nemo"), given(SAFE), Right(read_again("back.nemo"))),
-    ]  # fmt: skip
+    return setup
 
 
-def swap(header: dict[str, Any], one: str, other: str) -> None:
-    a, b = (f"encoder.layers.0.self_attn.{name}" for name in (one, other))
-    header[a], header[b] = header[b], header[a]
+CHECKPOINTS: list[tuple[str, Setup, Path, Expected]] = [
+    ("ckpt with hyper-parameters as a Namespace", strange_checkpoint(lambda content: {**content, "hyper_parameters": argparse.Namespace(**content["hyper_parameters"])}), CKPT, same_or("model.ckpt")),
+    ("ckpt of weights alone", strange_checkpoint(lambda content: content["state_dict"]), CKPT, Refused(("model.ckpt",))),
+    ("ckpt of the optimizer alone", strange_checkpoint(lambda content: {"optimizer_states": content["optimizer_states"]}), CKPT, Refused(("state_dict|weights",))),
+    ("ckpt without hyper-parameters", strange_checkpoint(lambda content: content.pop("hyper_parameters") and None), CKPT, Refused(("hyper_parameters|configuration",))),
+    ("ckpt whose weights are null", strange_checkpoint(lambda content: {**content, "state_dict": None}), CKPT, Refused(("state_dict|weights",))),
+    ("ckpt with hyper-parameters not below cfg", strange_checkpoint(lambda content: {**content, "hyper_parameters": content["hyper_parameters"]["cfg"]}), CKPT, same_or("hyper_parameters|configuration")),
+    ("ckpt with tensors of an average besides", strange_checkpoint(lambda content: {**content, "ema_state_dict": content["state_dict"]}), CKPT, SAME),
+    ("safetensors without metadata", resaved(dict, None), SAFE, Refused(("model.safetensors",))),
+    ("safetensors resaved, without our checksum", resaved(dict, {}), SAFE, SAME),
+    ("safetensors resaved with NaN", resaved(one(Q, lambda value: value * float("nan")), {}), SAFE, Refused(("linear_q",))),
+    ("safetensors of float16, old checksum", resaved(every(lambda value: value.half()), {"crc32": "81d4c6ce"}), SAFE, Refused(("model.safetensors",))),
+]  # fmt: skip
 
 
-def nan_without_checksum(folder: Path) -> None:
-    header, data = safe_parts()
-    del header["__metadata__"]["crc32"]
-    at = header[QUERY]["data_offsets"][0]
-    (folder / SAFE).write_bytes(safe_bytes(header, patched(data, at, struct.pack("<f", float("nan")))))
+# ------------------------------------------------------------------------------------------- commands that use the model
 
 
-def elsewhere() -> list[Trial]:
-    """Names on the hub, Hugging Face folders, and NeMo's recorded numbers."""
+def same_model(path: str) -> Check:
+    """The file holds the fixture's weights, bit for bit."""
 
-    def hub(name: str, command: list[str], setup: Setup, expected: Expected) -> Trial:
-        return Trial("model files", name, command, expected, setup, environment=OFFLINE, own_process=True)
+    def check(folder: Path, outcome: Outcome) -> str | None:
+        expected, found = weights_of(Fixture.path / NEMO), weights_of(folder / path)
+        different = [k for k in expected | found if k not in found or not torch.equal(expected[k], found[k])]
+        return f"{path}: other weights: {different[:3]}" if different else None
 
-    def parakeet(folder: Path) -> None:
-        (folder / "hf").mkdir()
-        (folder / "hf/config.json").write_text('{"model_type": "parakeet_encoder", "hidden_size": 32}')
-        shutil.copy(Fixture.path / SAFE, folder / "hf/model.safetensors")
+    return check
 
-    def recorded(content: bytes, batch: bytes | None = None) -> Setup:
-        def setup(folder: Path) -> None:
-            shutil.copy(Fixture.path / NEMO, folder / NEMO)
-            (folder / "numbers.npz").write_bytes(content)
-            if batch is not None:
-                (folder / "batch.npz").write_bytes(batch)
 
-        return setup
+def same_values(path: str) -> Check:
+    """The file holds the fixture's numbers, in whatever type."""
 
-    def npz(**arrays: Any) -> bytes:
-        buffer = io.BytesIO()
-        np.savez(buffer, **arrays)
-        return buffer.getvalue()
+    def check(folder: Path, outcome: Outcome) -> str | None:
+        expected, found = weights_of(Fixture.path / NEMO), weights_of(folder / path)
+        same = expected.keys() == found.keys() and all(
+            torch.equal(expected[k].double(), found[k].double()) for k in found
+        )
+        return None if same else f"{path}: other weights"
 
-    def plain(name: str, command: list[str], setup: Setup, expected: Expected) -> Trial:
-        return Trial("model files", name, command, expected, setup)
+    return check
 
-    with_numbers = verify(NEMO, "--recorded", "numbers.npz")
-    objects = np.array([Evil()], dtype=object)
-    return [
-        hub("hub: in the cache, no network", extract("acme/speech"), lambda folder: cached(folder), Right(same_features)),
-        hub("hub: in the cache, damaged", extract("acme/speech"), lambda folder: cached(folder, bit), Refused(("speech",))),
-        hub("hub: in the cache, the blob was deleted", info("acme/speech"), lambda folder: cached(folder).unlink(), Refused(("acme/speech|speech.nemo",))),
-        hub("hub: not in the cache, no network", extract("acme/other"), lambda folder: None, Refused(("acme/other",))),
-        hub("hub: a name with two slashes", info("acme/speech/v1"), lambda folder: None, Refused(("acme/speech/v1",))),
-        hub("hub: a web address", info("https://huggingface.co/acme/speech"), lambda folder: None, Refused(("huggingface.co",))),
-        plain("a folder of transformers, with config.json", extract("hf"), parakeet, Refused(("hf",))),
-        plain("a folder that AutoModel saved, to compare", info(NEMO, "hf"), both(given(NEMO), parakeet), Refused(("hf",))),
-        plain("verify: a damaged file", verify(), on_copy(bit), NAMED),
-        plain("verify: recorded numbers are a text", with_numbers, recorded(b"mean 0.3\n", npz(a=np.ones(2))), Refused(("numbers.npz",))),
-        plain("verify: recorded numbers run a command", with_numbers, recorded(npz(encoded=objects), npz(audio=objects)), Refused(("numbers.npz|batch.npz",))),
-        plain("verify: recorded numbers of nothing", with_numbers, recorded(npz(), npz()), Refused(("numbers.npz|batch.npz",))),
-        plain("verify: batch.npz is missing", with_numbers, recorded(npz(encoded=np.ones((1, 32, 20)))), Refused(("batch.npz",))),
-        plain("verify: recorded numbers are cut off", with_numbers, recorded(npz(encoded=np.ones((1, 32, 20)))[:-40], npz(a=np.ones(1))), Refused(("numbers.npz",))),
-        plain("verify: NeMo's Python is not one", verify(NEMO, "--nemo-python", "/bin/false"), given(NEMO), Refused(("/bin/false",))),
-        plain("verify: NeMo's Python without NeMo", verify(NEMO, "--nemo-python", sys.executable), given(NEMO), Refused(("nemo",))),
-        plain("verify: one good file, one that is not there", verify(NEMO, "gone.nemo"), given(NEMO), Refused(("gone.nemo",))),
-    ]  # fmt: skip
+
+def kept(name: str, text: str, then: Check) -> Check:
+    def check(folder: Path, outcome: Outcome) -> str | None:
+        path = folder / name
+        return then(folder, outcome) if path.is_file() and path.read_text() == text else f"{name} is lost"
+
+    return check
+
+
+def new_features(folder: Path, outcome: Outcome) -> str | None:
+    """The folder's features are not those of the fixture's model."""
+    with (folder / "out/manifest.jsonl").open() as file:
+        found = np.load(folder / json.loads(next(file))["feature_filepath"])
+    return "features of another model" if np.array_equal(found, Fixture.feature()) else None
+
+
+def with_notes(folder: Path) -> None:
+    (folder / "there").mkdir()
+    (folder / "there/notes.txt").write_text("mine")
+
+
+def old_features(folder: Path) -> None:
+    shutil.copytree(Fixture.path / "features", folder / "out")
+
+
+def label_as(folder: Path, labels: Sequence[object]) -> None:
+    files = [{"audio_filepath": f"audio/{i}.wav", "duration": 1.6 + 0.1 * i} for i in range(8)]
+    write_lines(folder / "l.jsonl", [{**line, "label": labels[i % len(labels)]} for i, line in enumerate(files)])
+
+
+def labelled(folder: Path) -> None:
+    label_as(folder, ["a", "b"])
+
+
+def results(weights: Sequence[object]) -> Setup:
+    """What a probe has written, as far as `extract` reads it."""
+    content = {"layers": list(range(len(weights))), "layer_weights": weights}
+    return replaced(lambda path: path.write_text(json.dumps(content)), Path("results.json"))
+
+
+NAN = with_weights(one(Q, lambda value: value * float("nan")))
+PROBE = ["probe", "model.nemo", "--train", "l.jsonl", "--test", "l.jsonl", "--label", "label", "--output", "probe"]
+PROBE += ["--device", "cpu"]
+INCLUDE = "++init_from_nemo_model={m: {path: model.nemo, %s}}"
+
+COMMANDS: list[tuple[str, Setup, list[str], Expected]] = [
+    ("features of the same path, another model", both(old_features, other_model(NEMO)), extract(NEMO), Either(Refused(("out",)), Right(new_features))),
+    ("features of the same run, another model", both(old_features, Fixture.run, other_model("runs/run/checkpoints/run.nemo")), extract("runs/run/checkpoints/run.nemo"), Either(Refused(("out",)), Right(new_features))),
+    ("layer that does not exist", all_models, extract(NEMO, "--layers", "2"), Refused(("layers",))),
+    ("layers as a range", all_models, extract(NEMO, "--layers", "0-1"), Either(Refused(("layers",)), SAME)),
+    ("a layer twice", all_models, extract(NEMO, "--layers", "0,0"), Refused(("layers",))),
+    ("weights that sum to zero", all_models, extract(NEMO, "--aggregation", "weighted", "--weights", "0,0"), Refused(("weights",))),
+    ("weights with NaN", all_models, extract(NEMO, "--aggregation", "weighted", "--weights", "nan,1"), Refused(("weights",))),
+    ("weights of a model with three layers", results([0.2, 0.3, 0.5]), extract(NEMO, "--aggregation", "weighted", "--weights", "results.json"), Refused(("results.json|layers",))),
+    ("weights of null", results([None, 1.0]), extract(NEMO, "--aggregation", "weighted", "--weights", "results.json"), Refused(("results.json",))),
+    ("weights without weighted", all_models, extract(NEMO, "--weights", "0.5,0.5"), Refused(("weights|weighted",))),
+    ("export onto itself", all_models, ["export", "model.nemo", "model.nemo", "--format", "nemo"], Either(Refused(("model.nemo",)), Right(same_model("model.nemo")))),
+    ("export over its source through a link", replaced(link("model.nemo"), Path("new.nemo")), ["export", "model.nemo", "new.nemo", "--format", "nemo"], Either(Refused(("new.nemo",)), Right(same_model("model.nemo")))),
+    ("export nemo into a folder", replaced(Path.mkdir, Path("there")), ["export", "model.nemo", "there", "--format", "nemo"], Refused(("there",))),
+    ("export huggingface onto a file", all_models, ["export", "model.nemo", "model.ckpt"], Refused(("model.ckpt",))),
+    ("export into a folder with my notes", with_notes, ["export", "model.nemo", "there"], Either(Refused(("there",)), Right(kept("there/notes.txt", "mine", ended_well)))),
+    ("export of a bad model over a good one", both(NAN, replaced(lambda path: shutil.copy(Fixture.path / NEMO, path), Path("good.nemo"))), ["export", "model.nemo", "good.nemo", "--format", "nemo"], Refused(("linear_q",))),
+    ("ckpt to nemo and nothing lost", all_models, ["export", "model.ckpt", "new.nemo", "--format", "nemo"], Right(same_model("new.nemo"))),
+    ("safetensors to nemo and nothing lost", all_models, ["export", "model.safetensors", "new.nemo", "--format", "nemo"], Right(same_model("new.nemo"))),
+    ("float64 to nemo", with_weights(every(lambda value: value.double())), ["export", "model.nemo", "new.nemo", "--format", "nemo"], Either(Refused(("float64",)), Right(same_values("new.nemo")))),
+    ("batch of no seconds", all_models, extract(NEMO, "--batch-seconds", "0"), Refused(("batch-seconds|batch_seconds",))),
+    ("batch of NaN seconds", all_models, extract(NEMO, "--batch-seconds", "nan"), Refused(("batch-seconds|batch_seconds",))),
+    ("batch smaller than any audio", all_models, extract(NEMO, "--batch-seconds", "0.001"), same_or("batch-seconds|batch_seconds")),
+    ("longest duration of 0", all_models, extract(NEMO, "--max-duration", "0"), Refused(("max-duration|max_duration",))),
+    ("longest duration NaN", all_models, extract(NEMO, "--max-duration", "nan"), Refused(("max-duration|max_duration",))),
+    ("shards of no size", all_models, extract(NEMO, "--format", "shards", "--shard-mb", "0"), Refused(("shard-mb|shard_mb",))),
+    ("shards of NaN", all_models, extract(NEMO, "--format", "shards", "--shard-mb", "nan"), Refused(("shard-mb|shard_mb",))),
+    ("device of NeMo", all_models, [*extract(NEMO)[:-1], "gpu"], Refused(("device|gpu",))),
+    ("a GPU that is not there", all_models, [*extract(NEMO)[:-1], "cuda:7"], Refused(("cuda:7",))),
+    ("device meta", all_models, [*extract(NEMO)[:-1], "meta"], Refused(("meta",))),
+    ("model in place of the audio", all_models, ["extract", "model.nemo", "model.ckpt", "out", "--device", "cpu"], Refused(("model.ckpt",), partial=True)),
+    ("float16 features of large weights", with_weights(one("encoder.layers.1.norm_out.weight", lambda value: value * 1e6)), extract(NEMO, "--dtype", "float16"), Either(Refused(("float16|finite",), partial=True), Right(finite_features))),
+    ("info with a size for a file", all_models, ["info", "model.nemo", "size=xlarge"], Refused(("size",))),
+    ("info of a file and a word", all_models, ["info", "model.nemo", "and"], Refused(("and",))),
+    ("info of three", all_models, ["info", "model.nemo", "model.ckpt", "model.safetensors"], Refused()),
+    ("probe that is tested on what it learned", labelled, PROBE, Either(Refused(("l.jsonl",)), Right(said("training data", then=ended_well)))),
+    ("probe of one class", lambda folder: label_as(folder, ["a"]), PROBE, Refused(("label|class",))),
+    ("probe of labels that pandas left empty", lambda folder: label_as(folder, ["a", float("nan"), "b", None]), PROBE, Refused(("l.jsonl",))),
+    ("probe of numbers and texts", lambda folder: label_as(folder, [1, "1"]), PROBE, Refused(("label|l.jsonl|class",))),
+    ("probe of lists", lambda folder: label_as(folder, [["a"], ["b"]]), PROBE, Refused(("l.jsonl",))),
+    ("probe of a label for each utterance", lambda folder: label_as(folder, list("abcdefgh")), PROBE, Either(Refused(("label|class",)), Right(said("8 classes", then=ended_well)))),
+    ("probe: more examples than there are", labelled, [*PROBE, "--labels-per-class", "50"], Either(Refused(("labels-per-class|labels_per_class",)), Right(said("50", then=ended_well)))),
+    ("probe: noise without a ratio", labelled, [*PROBE, "--noise", "l.jsonl"], Refused(("snr",))),
+    ("probe: ratio without noise", labelled, [*PROBE, "--snr", "0"], Refused(("noise",))),
+    ("probe: ratio of NaN", labelled, [*PROBE, "--snr", "nan", "--noise", "l.jsonl"], Refused(("snr",))),
+    ("probe: learning rate below 0", labelled, [*PROBE, "--head", "attentive", "--lr", "-1"], Refused(("lr",))),
+    ("info of NaN", NAN, ["info", "model.nemo"], Either(Refused(("linear_q",)), Right(said("nan", then=ended_well)))),
+    ("info of two, one is damaged", both(all_models, on_bytes(cut(0.5), CKPT)), ["info", "model.nemo", "model.ckpt"], Refused(("model.ckpt",))),
+    ("info of half a million layers", all_models, ["info", "nest_fast-conformer", "model.encoder.n_layers=500000"], Either(Refused(("n_layers",)), Right(said("500,000", then=ended_well)))),
+    ("probe of NaN", both(labelled, NAN), PROBE, Refused(("linear_q",))),
+    ("verify of NaN", NAN, ["verify", "model.nemo"], Refused(("model.nemo",))),
+    ("verify of a text file", all_models, ["verify", "train.jsonl"], Refused(("train.jsonl",))),
+    ("start from NaN", NAN, pretrain("++init_from_nemo_model=model.nemo"), Refused(("linear_q",))),
+    ("start from a missing file", all_models, pretrain("++init_from_nemo_model=modle.nemo"), Refused(("modle.nemo",))),
+    ("start from another width", with_weights(lambda weights: None), pretrain("++init_from_nemo_model=model.nemo", "model.encoder.d_model=64"), Refused(("model.nemo",))),
+    ("start with an include that matches nothing", all_models, pretrain(INCLUDE % "include: [encodr]"), Refused(("encodr",))),
+    ("start with everything excluded", all_models, pretrain(INCLUDE % "exclude: [encoder, decoder, preprocessor, quantizer, mask_processor]"), Refused(("exclude",))),
+    ("start with include as a text", all_models, pretrain(INCLUDE % "include: encoder"), Either(Refused(("include",)), Right(said("92 loaded")))),
+    ("start from two files", all_models, pretrain("++init_from_nemo_model=model.nemo", "++init_from_ptl_ckpt=model.ckpt"), Either(Refused(("init_from",)), Right(said("init_from")))),
+    ("start: nemo given as ckpt", all_models, pretrain("++init_from_ptl_ckpt=model.nemo"), Either(Refused(("model.nemo",)), Right(said("model.nemo")))),
+    ("start from weights of the optimizer", strange_checkpoint(lambda content: content.pop("state_dict") and None), pretrain("++init_from_ptl_ckpt=model.ckpt"), Refused(("model.ckpt",))),
+    ("start from a folder", Fixture.run, pretrain("exp_manager.name=new", "++init_from_nemo_model=runs/run"), Refused(("runs/run",))),
+]  # fmt: skip
+
+
+def shard(path: Path, number: int = 0) -> Path:
+    return sorted(path.glob("*.distcp"))[number]
+
+
+def bit_in_shard(share: float) -> Callable[[Path], object]:
+    return lambda path: shard(path).write_bytes(flipped(share)(shard(path).read_bytes()))
+
+
+def as_trained(folder: Path, outcome: Outcome) -> str | None:
+    """The exported model is the one that the run with sharded weights has written at its end."""
+    expected = weights_of(Fixture.path / "sharded" / SHARDS.parent / "shards.nemo")
+    found = weights_of(folder / "new.nemo")
+    wrong = [
+        k for k in expected | found if k not in expected or k not in found or not torch.equal(expected[k], found[k])
+    ]
+    return f"new.nemo: other weights: {wrong[:3]}" if wrong else None
+
+
+def sharded(change: Callable[[Path], object]) -> Setup:
+    """A checkpoint of two ranks with sharded weights; the run is made once, for all trials."""
+
+    def setup(folder: Path) -> None:
+        made = Fixture.path / "sharded"
+        if not (made / SHARDS).exists():
+            shutil.rmtree(made, ignore_errors=True)
+            made.mkdir()
+            Fixture.data(made)
+            options = ("trainer.devices=2", "trainer.strategy=fsdp", "exp_manager.name=shards")
+            outcome = in_process(pretrain(*options), made, {}, 120)
+            if outcome.code != 0:
+                raise RuntimeError(f"sharded weights cannot be trained:\n{outcome.text[-500:]}")
+        shutil.copytree(made / SHARDS, folder / SHARDS)
+        change(folder / SHARDS)
+
+    return setup
+
+
+def eight_features(folder: Path, outcome: Outcome) -> str | None:
+    found = len(list((folder / "audio").rglob("*.npy")))
+    return None if found == 8 else f"{found} feature files"
+
+
+SHARDS = Path("runs/shards/checkpoints/last.ckpt")
+SHARDED: list[tuple[str, Callable[[Path], object], Expected]] = [
+    ("all there", nothing, Right(as_trained)),
+    ("copied with *, which leaves out .metadata", lambda path: (path / ".metadata").unlink(), Refused((".metadata",))),
+    ("rest.pt is missing", lambda path: (path / "rest.pt").unlink(), Refused(("rest.pt",))),
+    ("a rank's file is missing", lambda path: shard(path).unlink(), Refused(("distcp",))),
+    ("a rank's file is cut", lambda path: shard(path).write_bytes(shard(path).read_bytes()[:-9000]), Refused(("distcp",))),
+    *(
+        (f"a bit flipped at {share:.0%} of a rank's file", bit_in_shard(share), Either(Refused(("distcp",)), Right(as_trained)))
+        for share in (0.05, 0.5, 0.95)
+    ),
+    ("a rank's file is of another save", lambda path: shard(path).write_bytes(shard(path, -1).read_bytes()), Refused(("distcp",))),
+    ("a file more, of a sync program", lambda path: shutil.copy(shard(path), path / "__0_0 (conflicted copy).distcp"), Either(Refused(("conflicted",)), Right(as_trained))),
+]  # fmt: skip
 
 
 def trials() -> list[Trial]:
-    tables = (containers, configurations, weight_files, checkpoints_as_models, safetensors)
-    made = [Trial("model files", *row_of(row)) for table in tables for row in table()]
-    return [*made, *elsewhere()]
-
-
-def row_of(row: Row) -> tuple[str, list[str], Expected, Setup]:
-    name, command, setup, expected = row
-    return name, command, expected, setup
+    cases: list[tuple[str, Setup, Sequence[str], Expected]] = [
+        *((name, setup, extract(file), expected) for name, setup, file, expected in CONTAINERS),
+        *(
+            (f"{file}: {name}", on_bytes(change, file), extract(file), Refused((file.name,)))
+            for file in (NEMO, CKPT, SAFE)
+            for name, change in DAMAGE
+        ),
+        *((f"weights: {name}", with_weights(change), extract(NEMO), expected) for name, change, expected in TENSORS),
+        *((f"configuration: {name}", setup, extract(NEMO), expected) for name, setup, expected in CONFIGS),
+        *((name, setup, extract(file), expected) for name, setup, file, expected in CHECKPOINTS),
+        *COMMANDS,
+        *(
+            (f"shards: {name}", sharded(change), ["export", str(SHARDS), "new.nemo", "--format", "nemo"], expected)
+            for name, change, expected in SHARDED
+        ),
+        (
+            "weights in the form before 2020",
+            with_weights(lambda weights: None, _use_new_zipfile_serialization=False),
+            extract(NEMO),
+            Refused(("model.nemo",)),
+        ),
+        ("a model file of no bytes", on_bytes(always(b""), NEMO), extract(NEMO), Refused(("model.nemo",))),
+    ]
+    return [
+        *(Trial(GROUP, name, command, expected, both(all_models, setup)) for name, setup, command, expected in cases),
+        Trial(
+            GROUP,
+            "a pipe of the shell instead of a file",
+            [],
+            same_or("fd|pipe|regular|seek"),
+            all_models,
+            shell='"$1" -m nest_ssl extract <(cat model.nemo) audio/0.wav out --device cpu',
+        ),
+        Trial(
+            GROUP,
+            "features into the folder of the audio, twice",
+            ["extract", "model.nemo", "audio", "audio", "--device", "cpu"],
+            Either(Refused(("audio",)), Right(eight_features)),
+            all_models,
+            shell='"$@" && "$@"',
+        ),
+        *(
+            Trial(
+                GROUP,
+                f"{file} of an export for transformers",
+                [],
+                Refused((file,), partial=True),
+                all_models,
+                shell=f'"$1" -m nest_ssl export model.nemo hf && "$1" -m nest_ssl extract {file} audio/0.wav out',
+            )
+            for file in ("hf", "hf/model.safetensors", "hf/config.json")
+        ),
+    ]

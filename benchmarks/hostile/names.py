@@ -1,25 +1,27 @@
-"""Names and texts: of audio, manifests, runs, validation sets, labels and keys, as they are read, shown and written.
+"""Names and texts: of runs, manifests, validation sets, audio, labels, keys and outputs, as they are read and written.
 
-A name reaches files and pages as it is, but never a terminal as a control code, a page as markup, a shell as several
-words, or a path as a way out. That control codes stay out of the output and the log is a rule of the harness.
+A name is taken as it is or refused by name: two things never share one name, and an output never replaces an input.
 """
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import os
-import shlex
+import re
 import shutil
 import tarfile
-from collections.abc import Callable, Sequence
+import unicodedata
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
+import soundfile
 from benchmarks.hostile.harness import (
+    RATE,
     RUN,
     Check,
     Either,
@@ -31,545 +33,542 @@ from benchmarks.hostile.harness import (
     Setup,
     Trial,
     both,
-    ended_well,
+    in_fork,
     losses,
     only_run,
     pretrain,
-    said,
+    resume,
+    speech,
     trained,
     write_lines,
 )
 
 GROUP = "names"
-ESCAPE = "\x1b]0;owned\x07\x1b[2J"
-MARKUP = "</script><svg onload=alert(1)>"
-ODD = [
-    *("two  spaces.wav", " first.wav", "tab\there.wav", "line\nend.wav", f"clear{ESCAPE}.wav", "turned\u202evaw.wav"),
-    *(
-        "%d%s{}{0}.wav",
-        "$(touch pwned)`id`;.wav",
-        "'\"&<b>.wav",
-        "a\\b.wav",
-        "--help.wav",
-        "#1?x=y.wav",
-        "日本 é 🎧.wav",
-    ),
-    *("e\u0301.wav", "\u00e9.wav", "A.wav", "a.wav", "x.tar.wav", "~.wav", "\u2028.wav", "[1-9]*.wav", "{a,b}.wav"),
-]
-PROBE = [
-    *("probe", "model.nemo", "--train", "l.jsonl", "--test", "l.jsonl", "--label", "label"),
-    *("--output", "probe", "--device", "cpu"),
-]
-TEXT = {
-    "text": "\u2029\u0085 \"'\\ \x00 \x1b[1m 🎧 </script>",
-    "n": -(2**80),
-    "deep": [{"a": [None, False, 1e-300]}],
-    "": 1,
-}
-"""Keys of other programs, which are kept."""
-
-# --------------------------------------------------------------------------------------------------------------- set-up
+EXTRACT = ["extract", "model.nemo", "m.jsonl", "out", "--device", "cpu"]
+FROM_FOLDER = ["extract", "model.nemo", "corpus", "out", "--device", "cpu"]
+PREPARE = ["prepare", "corpus", "--output", "new.jsonl", "--workers", "0"]
+PROBE = ["probe", "model.nemo", "--train", "l.jsonl", "--test", "l.jsonl", "--output", "out", "--device", "cpu"]
+SETS = "model.validation_ds.manifest_filepath="
 
 
-def model(folder: Path) -> None:
-    shutil.copy(Fixture.path / "model.nemo", folder / "model.nemo")
-
-
-def copies(*names: str | bytes) -> Setup:
-    """A folder `in` with audio under these names, which may contain folders."""
-
-    def setup(folder: Path) -> None:
-        model(folder)
-        for i, name in enumerate(names):
-            target = os.path.join(os.fsencode(folder / "in"), os.fsencode(name))
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            shutil.copy(os.fsencode(folder / f"audio/{i % 8}.wav"), target)
-
-    return setup
-
-
-def in_manifest(folder: Path) -> None:
-    """All odd names, in the training manifest."""
-    copies(*ODD)(folder)
-    lines = read(folder / "train.jsonl")
-    write_lines(
-        folder / "train.jsonl",
-        [{"audio_filepath": f"in/{name}", "duration": lines[i % 8]["duration"]} for i, name in enumerate(ODD)],
-    )
+def row(name: str, command: list[str], expected: Expected, *setups: Setup) -> Trial:
+    return Trial(GROUP, name, command, expected, both(*setups), limit_s=90)
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().split("\n") if line]
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def moved(name: str) -> Setup:
-    """The training manifest under another name."""
+def model(folder: Path) -> None:
+    shutil.copy(Fixture.path / "model.nemo", folder)
+
+
+# ---------------------------------------------------------------------------------------------------------------- runs
+
+
+def resumes_as(*overrides: str) -> Callable[[Path, list[str]], str | None]:
+    """Train six steps, then ten with the same names: the second command finds the first one's checkpoint."""
+
+    def act(folder: Path, command: list[str]) -> str | None:
+        for limit in (6, 10):
+            outcome = in_fork(resume(f"trainer.max_steps={limit}", *overrides), folder, {}, 90)
+            if outcome.code == 1 and limit == 6 and outcome.message and not list(folder.rglob("metrics.csv")):
+                refused = Refused(tuple(override.partition("=")[0].rpartition(".")[2] for override in overrides[:1]))
+                return refused.wrong(folder, outcome)
+            if outcome.code != 0:
+                return f"exit code {outcome.code} with {limit} steps: {outcome.message[-300:]}"
+            if "Traceback (most recent call last)" in outcome.text:
+                return "a traceback"
+        if "resumed at step" not in outcome.text:
+            return "the second command does not resume"
+        if losses(only_run(folder)) != losses(Fixture.path / "runs/whole"):
+            return "losses differ from the undisturbed run"
+        if not list(only_run(folder).glob("checkpoints/*.nemo")):
+            return "no model in the run folder"
+        report = in_fork(["report", str(only_run(folder))], folder, {}, 90)
+        page = only_run(folder) / "report.html"
+        if report.code != 0 or not page.exists():
+            return f"no report: {report.message[-200:]}"
+        return None
+
+    return act
+
+
+def saved(folder: Path, outcome: Outcome) -> str | None:
+    return trained(folder, outcome) if list(only_run(folder).glob("checkpoints/*.nemo")) else "no model was saved"
+
+
+def folder_is(name: str) -> Check:
+    def check(folder: Path, outcome: Outcome) -> str | None:
+        found = only_run(folder).relative_to(folder)
+        return saved(folder, outcome) if str(found) == name else f"the run is in {str(found)!r}, expected {name!r}"
+
+    return check
+
+
+TWICE: list[tuple[str, tuple[str, ...]]] = [
+    ("with the brackets of a search", ("exp_manager.name='lr[0.1]'",)),
+    ("with a star", ("exp_manager.name='a*b?'",)),
+    ("with an equals sign", ("exp_manager.name='lr=0.1-step=3'",)),
+    ("with per cent and braces", ("exp_manager.name='100%d{}{epoch}'",)),
+    ("with spaces, not in ASCII", ("exp_manager.name='été 日本 e\u0301'",)),
+    ("in a folder with brackets", ("exp_manager.exp_dir='[old] runs*'",)),
+    ("in a folder with a comma and a hash", ("exp_manager.exp_dir='a,b#c'",)),
+    ("in a folder with a quote", ('exp_manager.exp_dir="O\'Brien"',)),
+    ("with the ending of a checkpoint", ("exp_manager.name=run.ckpt",)),
+    ("named last", ("exp_manager.name=last",)),
+]
+
+NAME = "exp_manager.name"
+RUNS: list[tuple[str, list[str], Expected]] = [
+    ("a run named ..", pretrain(f"{NAME}=.."), Refused(("name",))),
+    ("a run named .", pretrain(f"{NAME}=."), Refused(("name",))),
+    (
+        "a run without a name",
+        pretrain(f"{NAME}="),
+        Either(Refused(("name",)), Right(folder_is("runs/NEST-FastConformer-SSL"))),
+    ),
+    ("a run named like a number", pretrain(f"{NAME}='007'"), Right(folder_is("runs/007"))),
+    ("a run named like a date", pretrain(f"{NAME}=2026-11-19"), Right(folder_is("runs/2026-11-19"))),
+    ("a run named like a power of ten", pretrain(f"{NAME}='1e5'"), Right(folder_is("runs/1e5"))),
+    ("a run with a name of 300 letters", pretrain(f"{NAME}={'n' * 300}"), Refused(("name",))),
+    ("a run with a name of 250 letters", pretrain(f"{NAME}={'n' * 250}"), Either(Refused(("name",)), Right(saved))),
+    (
+        "a run with a line end in its name",
+        pretrain(f'{NAME}="a\nb"'),
+        Either(Refused(("name",)), Right(folder_is("runs/a\nb"))),
+    ),
+    (
+        "a run with a space at the end",
+        pretrain(f"{NAME}='run '"),
+        Either(Refused(("name",)), Right(folder_is("runs/run "))),
+    ),
+    (
+        "a run whose name ends a line of a Windows script",
+        pretrain(f"{NAME}=run\r"),
+        Either(Refused(("name",)), Right(folder_is("runs/run"))),
+    ),
+    (
+        "a folder of runs that ends a line of a Windows script",
+        pretrain("exp_manager.exp_dir=runs\r"),
+        Either(Refused(("exp_dir",)), Right(folder_is("runs/run"))),
+    ),
+    ("a run with a tilde for the home", pretrain(f"{NAME}=~/run"), Refused(("name",))),
+    (
+        "a run of which a file has the name",
+        pretrain("exp_manager.exp_dir=.", f"{NAME}=train.jsonl"),
+        Refused(("train.jsonl",)),
+    ),
+    ("a folder of runs that is a file", pretrain("exp_manager.exp_dir=train.jsonl"), Refused(("train.jsonl",))),
+]
+
+# ----------------------------------------------------------------------------------------------- manifests, their sets
+
+
+def manifests(*names: str) -> Setup:
+    """Copies of the validation manifest, each with another number of lines."""
 
     def setup(folder: Path) -> None:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / "train.jsonl").rename(folder / name)
+        lines = [
+            {**line, "audio_filepath": str(folder / line["audio_filepath"])} for line in read(folder / "valid.jsonl")
+        ]
+        for i, name in enumerate(names):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            write_lines(folder / name, lines[: len(lines) - i])
 
     return setup
 
 
-def labels(*values: Any) -> Setup:
+def has_sets(*names: str) -> Check:
+    """A column for each set, with a value, and no two columns of one name."""
+
+    def check(folder: Path, outcome: Outcome) -> str | None:
+        with (only_run(folder) / "metrics.csv").open(newline="", encoding="utf-8") as file:
+            header, *content = list(csv.reader(file))
+        if len(set(header)) != len(header):
+            return f"columns of the same name: {header}"
+        if any(len(cells) != len(header) for cells in content):
+            return "a row with another number of cells than the header"
+        own = [i for i, name in enumerate(header) if name.endswith("_val_loss")]
+        filled = [header[i] for i in own if any(cells[i] for cells in content)]
+        if len(filled) != len(names):
+            return f"columns {filled}, expected {len(names)}"
+        missing = [name for name in names if not any(name in column for column in filled)]
+        return f"no column with {missing}: {filled}" if missing else trained(folder, outcome)
+
+    return check
+
+
+VALIDATION: list[tuple[str, tuple[str, ...], str, Expected]] = [
+    (
+        "two sets of one name",
+        ("a/dev.jsonl", "b/dev.jsonl"),
+        "[a/dev.jsonl,b/dev.jsonl]",
+        Either(Refused(("dev",)), Right(has_sets("", ""))),
+    ),
+    (
+        "two sets, NAME.jsonl and NAME.json",
+        ("dev.jsonl", "dev.json"),
+        "[dev.jsonl,dev.json]",
+        Either(Refused(("dev",)), Right(has_sets("", ""))),
+    ),
+    ("one set, named twice", ("dev.jsonl",), "[dev.jsonl,dev.jsonl]", Either(Refused(("dev",)), Right(trained))),
+    (
+        "a set with a comma and quotes",
+        ('a",b.jsonl', "c.jsonl"),
+        "['a\",b.jsonl',c.jsonl]",
+        Either(Refused(('a"',)), Right(has_sets("", "c"))),
+    ),
+    (
+        "a set with a line end",
+        ("a\nb.jsonl", "c.jsonl"),
+        '["a\nb.jsonl",c.jsonl]',
+        Either(Refused(("b.jsonl",)), Right(has_sets("", "c"))),
+    ),
+    (
+        "sets named train and val",
+        ("train.jsonl", "val.jsonl"),
+        "[train.jsonl,val.jsonl]",
+        Right(has_sets("train", "val")),
+    ),
+    (
+        "a set without a name",
+        (".jsonl", "c.jsonl"),
+        "[.jsonl,c.jsonl]",
+        Either(Refused((".jsonl",)), Right(has_sets("", "c"))),
+    ),
+]
+
+TRAINING: list[tuple[str, str, str]] = [  # what, the name of the manifest, how it is written
+    ("with a comma", "a,b.jsonl", "['a,b.jsonl']"),
+    ("with braces that are no pattern", "m{x}.jsonl", "'m{x}.jsonl'"),
+    ("that looks like a pattern", "m_{0..1}.jsonl", "'m_{0..1}.jsonl'"),
+    ("with an equals sign and a hash", "lang=de#1.jsonl", "'lang=de#1.jsonl'"),
+    ("with $ and braces", "a${b}.jsonl", "'a\\${b}.jsonl'"),
+]
+
+# --------------------------------------------------------------------------------------------------------------- audio
+
+
+def sound(path: Path, seed: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    soundfile.write(str(path), speech(RATE + 100 * seed, seed), RATE, format="WAV")
+
+
+def corpus(*names: str) -> Setup:
+    """A folder of audio, all different, and a manifest of it."""
+
     def setup(folder: Path) -> None:
-        model(folder)
-        lines = read(folder / "train.jsonl")
-        write_lines(folder / "l.jsonl", [x | {"label": values[i % len(values)]} for i, x in enumerate(lines)])
+        for seed, name in enumerate(names):
+            sound(folder / "corpus" / name, seed)
+        lines = [
+            {"audio_filepath": f"corpus/{name}", "duration": (RATE + 100 * i) / RATE} for i, name in enumerate(names)
+        ]
+        write_lines(folder / "m.jsonl", lines)
 
     return setup
-
-
-def odd_run(folder: Path) -> None:
-    """A finished run whose manifests, keys and names have markup."""
-    Fixture.run(folder)
-    (folder / MARKUP.replace("/", "")).mkdir()
-    bad = folder / MARKUP.replace("/", "") / "a.wav"
-    shutil.copy(folder / "audio/0.wav", bad)
-    lines = [x | {"text": MARKUP, "speaker": MARKUP} for x in read(folder / "valid.jsonl")]
-    lines[0]["audio_filepath"] = f"{bad.parent.name}/a.wav"
-    write_lines(folder / "valid.jsonl", lines)
-    hparams = folder / RUN / "hparams.yaml"
-    hparams.write_text(hparams.read_text().replace("name: run", f"name: '{MARKUP}'"))
-
-
-# --------------------------------------------------------------------------------------------------------------- checks
-
-
-class Page(HTMLParser):
-    """The tags of a page that a browser would act on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.wrong: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if any(name == "onload" and value == "alert(1)" for name, value in attrs):
-            self.wrong.append(tag)
-
-
-def safe_page(name: str) -> Check:
-    def check(folder: Path, outcome: Outcome) -> str | None:
-        page = Page()
-        page.feed((folder / name).read_text())
-        return f"markup of a name is in the page: {page.wrong}" if page.wrong else None
-
-    return check
-
-
-def undisturbed(folder: Path, outcome: Outcome) -> str | None:
-    expected, found = losses(Fixture.path / "runs/whole"), losses(only_run(folder))
-    if not found or any(expected[step] != value for step, value in found.items()):
-        return f"losses differ from those of plain names: {found}"
-    return trained(folder, outcome)
-
-
-def run_called(*names: str) -> Check:
-    """The run folder and its model have this name, whose alternatives are other names for it."""
-
-    def check(folder: Path, outcome: Outcome) -> str | None:
-        run = only_run(folder)
-        if run.parent != folder / "runs" or run.name not in names:
-            return f"the run is in {run.relative_to(folder)}"
-        if [path.name for path in run.glob("checkpoints/*.nemo")] != [f"{run.name}.nemo"]:
-            return f"models: {[path.name for path in run.glob('checkpoints/*')]}"
-        return undisturbed(folder, outcome)
-
-    return check
-
-
-def all_listed(names: Sequence[str]) -> Check:
-    """`prepare` found each of these names, and only these."""
-
-    def check(folder: Path, outcome: Outcome) -> str | None:
-        found = [line["audio_filepath"] for line in read(folder / "m.jsonl")]
-        wrong = {os.path.basename(path) for path in found} ^ {os.path.basename(name) for name in names}
-        if len(found) != len(names) or wrong:
-            return f"{len(found)} of {len(names)} names, wrong ones: {sorted(wrong)[:5]}"
-        lost = [path for path in found if not os.path.exists(os.path.join(os.fsencode(folder), os.fsencode(path)))]
-        return f"paths that lead nowhere: {lost[:3]}" if lost else None
-
-    return check
 
 
 def all_features(number: int) -> Check:
-    """Each utterance has a file of its own, inside the output folder."""
+    """As many arrays as utterances, all different, and each line names its own."""
 
     def check(folder: Path, outcome: Outcome) -> str | None:
         lines = read(folder / "out/manifest.jsonl")
-        paths = {
-            path.resolve()
-            for line in lines
-            for path in (folder / line["feature_filepath"], folder / "out" / line["feature_filepath"])
-            if path.exists()
-        }
-        if len(lines) != number or len(paths) != number:
-            return f"{len(lines)} lines and {len(paths)} files for {number} utterances"
-        if any(not path.is_relative_to((folder / "out").resolve()) for path in paths):
-            return "features outside their folder"
-        frames = {line["audio_filepath"]: line["num_frames"] for line in lines}
-        wrong = [p.name for p in paths if np.load(p).shape[-1] not in frames.values()]
-        return f"frames of another file: {wrong}" if wrong else None
+        files = [folder / "out" / line["feature_filepath"] for line in lines]
+        if len(lines) != number:
+            return f"{len(lines)} lines in the manifest, expected {number}"
+        content = {hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+        if len(content) != number:
+            return f"{len(content)} different features of {number} utterances"
+        for line, path in zip(lines, files, strict=True):
+            if np.load(path).shape[-1] != line["num_frames"]:
+                return f"{path.name}: num_frames is not that of the features"
+        return None
+
+    return check
+
+
+def prepared(number: int, bad: int = 0) -> Check:
+    """So many different utterances, and so many bad files; both lists are UTF-8."""
+
+    def check(folder: Path, outcome: Outcome) -> str | None:
+        lines = read(folder / "new.jsonl")
+        listed = folder / "new.bad.jsonl"
+        count = len(read(listed)) if listed.exists() else 0
+        if (len({line["audio_filepath"] for line in lines}), count) != (number, bad):
+            return f"{len(lines)} utterances and {count} bad files, expected {number} and {bad}"
+        missing = [line["audio_filepath"] for line in lines if not (folder / line["audio_filepath"]).exists()]
+        return f"names that do not exist: {missing}" if missing else None
 
     return check
 
 
 def in_shards(number: int) -> Check:
-    """Each line of the shards' manifests names a member of its own, with the bytes of its file."""
+    """Every utterance of the shards' manifests is a member of its own, with its own content."""
 
     def check(folder: Path, outcome: Outcome) -> str | None:
-        members: list[str] = []
-        contents = set()
-        for path in sorted((folder / "s").glob("audio_*.tar")):
-            with tarfile.open(path) as tar:
-                for info in tar:
-                    if info.name.startswith("/") or ".." in Path(info.name).parts:
-                        return f"a member called {info.name!r}"
-                    file = tar.extractfile(info)
-                    members.append(info.name)
-                    contents.add(file.read() if file else b"")
-        lines = read(folder / "s/tarred_audio_manifest.json")
-        if len(members) != number or len(set(members)) != number or len(lines) != number:
-            return f"{len(lines)} lines, {len(members)} members, {len(set(members))} names for {number} utterances"
-        missing = {line["audio_filepath"] for line in lines} - set(members)
-        if missing:
-            return f"lines without a member: {sorted(missing)[:3]}"
-        return None if len(contents) == min(number, 8) else f"{len(contents)} different contents"
+        content = []
+        for tar in sorted(folder.rglob("audio_*.tar")):
+            with tarfile.open(tar) as archive:
+                members = [member for member in archive.getmembers() if member.isfile()]
+                names = [member.name for member in members]
+                if len(set(names)) != len(names):
+                    return f"{tar.name}: members of the same name"
+                shard = tar.stem.rpartition("_")[2]
+                manifest = next(folder.rglob(f"manifest_{shard}.json"))
+                if sorted(line["audio_filepath"] for line in read(manifest)) != sorted(names):
+                    return f"{manifest.name} does not name the members of {tar.name}"
+                for member in members:
+                    data = archive.extractfile(member)
+                    content.append(hashlib.sha256(data.read() if data else b"").hexdigest())
+        expected = {hashlib.sha256(path.read_bytes()).hexdigest() for path in (folder / "corpus").rglob("*.wav")}
+        if len(content) != number or set(content) != expected:
+            return f"{len(content)} members, {len(set(content) & expected)} of {number} utterances"
+        return None
 
     return check
 
 
-def keys_kept(folder: Path, outcome: Outcome) -> str | None:
-    lines = read(folder / "m.jsonl")
-    if len(lines) != 8:
-        return f"{len(lines)} lines"
-    wrong = {key: lines[0].get(key, "nothing") for key, value in TEXT.items() if lines[0].get(key, "nothing") != value}
-    return f"other programs' keys were changed: {wrong}" if wrong else None
+FLAT = ["a/b_c.wav", "a_b/c.wav", "a.b/c.wav", "a/b.c.wav", "a-b-c.wav", "A/b_c.wav"]
+LONG = ["l" * 251 + ".wav", "日" * 83 + ".wav", "/".join(["deep" * 20] * 8) + "/x.wav"]
 
 
-def columns(*names: str) -> Check:
-    """metrics.csv is a table in which each validation set has a column, and all rows have the same number of cells."""
-
-    def check(folder: Path, outcome: Outcome) -> str | None:
-        with (only_run(folder) / "metrics.csv").open(newline="") as file:
-            table = list(csv.reader(file))
-        if len({len(row) for row in table}) != 1:
-            return f"rows of {sorted({len(row) for row in table})} cells"
-        missing = [name for name in names if f"{name}_val_loss" not in table[0]]
-        if missing or len(set(table[0])) != len(table[0]):
-            return f"columns {table[0]}"
-        return trained(folder, outcome)
-
-    return check
+def foreign(folder: Path) -> None:
+    """A name in Latin-1, as old archives have them, next to a good one."""
+    for seed, name in enumerate((b"good.wav", b"caf\xe9.wav")):
+        sound(folder / "corpus/new", seed)
+        os.rename(folder / "corpus/new", os.fsencode(folder / "corpus") + b"/" + name)
 
 
-def probed(classes: int) -> Check:
-    """The results can be read, and the pictures are XML."""
-
-    def check(folder: Path, outcome: Outcome) -> str | None:
-        results = json.loads((folder / "probe/results.json").read_text())
-        for name in ("confusion.svg", "layer_weights.svg"):
-            ElementTree.parse(folder / "probe" / name)
-            if "alert(1)" in {e.get("onload") for e in ElementTree.parse(folder / "probe" / name).iter()}:
-                return f"markup of a label is in {name}"
-        matrix = [value for key, value in results.items() if "confusion" in key]
-        while matrix and isinstance(matrix[0], dict):
-            matrix = [value for value in matrix[0].values() if isinstance(value, list) and value]
-        return None if f"{classes} classes" in outcome.text else "another number of classes"
-
-    return check
+def listed_or_used(folder: Path, outcome: Outcome) -> str | None:
+    """The name that is no text is in the one list or in the other."""
+    return prepared(1, 1)(folder, outcome) and prepared(2)(folder, outcome)
 
 
-def usable_command(folder: Path, outcome: Outcome) -> str | None:
-    """The last line that `demo` prints can be pasted into a shell: its manifests are there."""
-    words = shlex.split(outcome.out.strip().splitlines()[-1])
-    paths = [word.partition("=")[2].strip("'\"") for word in words if "manifest" in word]
-    missing = [path for path in paths if not (folder / path).exists()]
-    return f"the command that it prints does not work: {missing or words}" if missing or not paths else None
+def left_overs(folder: Path) -> None:
+    """What macOS, Windows and Jupyter leave in a folder of audio."""
+    for name in ("._0.wav", "__MACOSX/._0.wav", ".ipynb_checkpoints/._0.wav"):
+        path = folder / "corpus" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"\x00\x05\x16\x07" + bytes(200))
 
 
-# --------------------------------------------------------------------------------------------------------------- trials
+def hidden_copies(folder: Path) -> None:
+    """Copies in hidden folders: snapshots of a file server, what was deleted on a desktop, Jupyter's."""
+    for name in (".snapshot/hourly.0/x.wav", ".Trash-1000/files/y.wav", ".ipynb_checkpoints/x-checkpoint.wav"):
+        path = folder / "corpus" / name
+        path.parent.mkdir(parents=True)
+        shutil.copy(folder / "corpus/x.wav", path)
 
 
-def runs() -> list[Trial]:
-    def run(name: str, value: str, expected: Expected | None = None, *, own: bool = False) -> Trial:
-        quoted = "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
-        fallback = Either(Refused(("name",)), Right(run_called(value)))
-        return Trial(GROUP, f"a run {name}", pretrain(f"exp_manager.name={quoted}"), expected or fallback)
+def line_with(**keys: Any) -> Setup:
+    """The first line of the manifest has these keys besides or instead of its own."""
 
-    return [
-        run("with two words", "my first run", Right(run_called("my first run"))),
-        run("with a line end", "two\nlines", Refused(("name",))),
-        run("with an escape code", f"a{ESCAPE}b", Refused(("name",))),
-        run("that is turned around", "a\u202eb"),
-        run("with an emoji", "läuft 🎧", Right(run_called("läuft 🎧"))),
-        run("that looks like an option", "-rf"),
-        run("with formats", "100%s {0} {epoch}"),
-        run("with markup", MARKUP.replace("/", "")),
-        run("for a shell", "$(touch pwned)`touch pwned`; # & |"),
-        run("of 250 letters", "n" * 250),
-        run("of 300 letters", "n" * 300, Refused(("name|too long",))),
-        run("with a slash", "a/b", Either(Refused(("name",)), Right(said("a/b")))),
-        run("called last, as the checkpoint is", "last"),
-        run("of spaces", "   "),
-        Trial(
-            GROUP,
-            "an experiment folder with odd letters",
-            pretrain("exp_manager.exp_dir='é [1] %s {x} \"q\"'"),
-            Right(undisturbed),
-        ),
-        Trial(
-            GROUP,
-            "a checkpoint named after what is never logged",
-            pretrain("exp_manager.checkpoint_callback_params.filename='{wer:.2f}'"),
-            Refused(("filename|wer",)),
-        ),
-    ]
+    def setup(folder: Path) -> None:
+        first, *rest = read(folder / "m.jsonl")
+        write_lines(folder / "m.jsonl", [{**first, **keys}, *rest])
+
+    return setup
 
 
-def manifest_names() -> list[Trial]:
-    def called(name: str, value: str, expected: Expected | None = None) -> Trial:
-        quoted = value.replace("\\", "\\\\").replace("'", "\\'")
-        command = pretrain(f"model.train_ds.manifest_filepath='{quoted}'")
-        return Trial(GROUP, f"a manifest {name}", command, expected or Right(undisturbed), moved(value))
-
-    comma = Either(Refused(("manifest|,|no such",)), Right(undisturbed))
-    return [
-        called("with spaces", "my data/all of it .jsonl"),
-        called("with an equals sign", "a=b.jsonl"),
-        called("with brackets", "t[12].jsonl"),
-        called("with a comma", "a,b.jsonl", comma),
-        called("with braces", "t{1,2}.jsonl", Either(Refused(("t{1,2}.jsonl|t1.jsonl",)), Right(undisturbed))),
-        called("with formats", "%s{}{0}.jsonl", Either(Refused((".jsonl",)), Right(undisturbed))),
-        called("with accents", "Übung \u0065\u0301.jsonl"),
-        called("with an escape code", f"t{ESCAPE}.jsonl", Either(Refused((".jsonl",)), Right(undisturbed))),
-        Trial(
-            GROUP,
-            "validation sets with odd names",
-            pretrain("model.validation_ds.manifest_filepath=[\"v 'x' 1.jsonl\",'w\"q\" ü.jsonl']"),
-            Either(Refused(("name|manifest|.jsonl",)), Right(columns("v 'x' 1", 'w"q" ü'))),
-            both(
-                lambda folder: shutil.copy(folder / "valid.jsonl", folder / "v 'x' 1.jsonl"),
-                lambda folder: shutil.copy(folder / "valid.jsonl", folder / 'w"q" ü.jsonl'),
-            ),
-        ),
-        Trial(
-            GROUP,
-            "a validation set that is called like another's column",
-            pretrain("model.validation_ds.manifest_filepath=[val.jsonl,val_val.jsonl]"),
-            Either(Refused(("val",)), Right(columns("val", "val_val"))),
-            both(
-                lambda folder: shutil.copy(folder / "valid.jsonl", folder / "val.jsonl"),
-                lambda folder: shutil.copy(folder / "valid.jsonl", folder / "val_val.jsonl"),
-            ),
-        ),
-    ]
+def composed(folder: Path) -> None:
+    """The manifest has the composed form of a name, and the disk the one that macOS writes."""
+    name = "caf\u00e9.wav"
+    sound(folder / "corpus" / unicodedata.normalize("NFD", name), 0)
+    write_lines(folder / "m.jsonl", [{"audio_filepath": f"corpus/{name}", "duration": 1.0}])
 
 
-def audio_names() -> list[Trial]:
-    def files(name: str, command: list[str], setup: Setup, expected: Expected) -> Trial:
-        return Trial(GROUP, name, command, expected, setup)
-
-    prepare = ["prepare", "in", "--output", "m.jsonl", "--workers", "0"]
-    shards = [*prepare, "--shards", "2", "--shards-folder", "s"]
-    extract = ["extract", "model.nemo", "in", "out", "--device", "cpu"]
-    namesakes = [f"{part}/{i}.wav" for i, part in enumerate("abcd")] + [f"{part}/0.wav" for part in "bcd"] + ["a_0.wav"]
-    long = "n" * 251 + ".wav"
-    deep = "/".join(["d" * 200] * 3) + "/x.wav"
-    unreadable = [b"\xff\xfe.wav", b"caf\xe9.wav"]
-    return [
-        files("prepare: odd names", prepare, copies(*ODD), Right(all_listed(ODD))),
-        files(
-            "prepare: odd names, bad content",
-            prepare,
-            both(copies(*ODD), spoiled),
-            Either(Refused(("bad",), partial=True), Right(bad_named())),
-        ),
-        files(
-            "prepare: names in Latin-1",
-            prepare,
-            copies(*unreadable, "good.wav"),
-            Either(Refused((".wav",), partial=True), Right(bytes_kept(3))),
-        ),
-        files(
-            "prepare: keys of other programs",
-            ["prepare", "k.jsonl", "--output", "m.jsonl", "--workers", "0"],
-            lambda folder: write_lines(folder / "k.jsonl", [x | TEXT for x in read(folder / "train.jsonl")]),
-            Right(keys_kept),
-        ),
-        files("prepare: shards of odd names", shards, copies(*ODD), Right(in_shards(len(ODD)))),
-        files("prepare: shards of namesakes", shards, copies(*namesakes), Right(in_shards(len(namesakes)))),
-        files("prepare: shards of names of 255 letters", shards, copies(long, deep), Right(in_shards(2))),
-        files(
-            "pretrain: odd names",
-            pretrain("model.train_ds.batch_size=4"),
-            in_manifest,
-            Right(said(f"{len(ODD)} utterances")),
-        ),
-        files(
-            "pretrain: odd names that are gone",
-            pretrain(),
-            both(in_manifest, gone),
-            Either(Refused(("No such file|cannot be read",), partial=True), Right(trained)),
-        ),
-        files("extract: odd names", extract, copies(*ODD), Right(all_features(len(ODD)))),
-        files("extract: namesakes", extract, copies(*namesakes), Right(all_features(len(namesakes)))),
-        files("extract: names of 255 letters", extract, copies(long, deep), Right(all_features(2))),
-        files(
-            "extract: a path that climbs out",
-            ["extract", "model.nemo", "in/up.jsonl", "out", "--device", "cpu"],
-            both(
-                copies("0.wav"),
-                lambda folder: write_lines(
-                    folder / "in/up.jsonl", [{"audio_filepath": "../in/../audio/../audio/1.wav", "duration": 1.7}]
-                ),
-            ),
-            Right(all_features(1)),
-        ),
-        files(
-            "extract: odd names that are gone",
-            ["extract", "model.nemo", "train.jsonl", "out", "--device", "cpu"],
-            both(in_manifest, gone, few),
-            Refused(("in/",), partial=True),
-        ),
-        files("inspect: markup in names", ["inspect", "train.jsonl"], markup_files, Right(safe_page("inspect.html"))),
-        files("report: markup everywhere", ["report", str(RUN)], odd_run, Right(safe_page(f"{RUN}/report.html"))),
-    ]
+def again(folder: Path) -> None:
+    """The manifest is one that `extract` has written before."""
+    lines = [{**line, "feature_filepath": "old/x.npy", "num_frames": 1} for line in read(folder / "m.jsonl")]
+    write_lines(folder / "m.jsonl", lines)
 
 
-def spoiled(folder: Path) -> None:
-    for path in (folder / "in").iterdir():
-        path.write_bytes(b"RIFF" + bytes(99))
+TWO = ("x.wav", "y.wav")
+FOUND = Either(Refused(("caf",), partial=True), Right(all_features(1)))
+AUDIO: list[tuple[str, list[str], Expected, Setup]] = [
+    ("features of files with one name", FROM_FOLDER, Right(all_features(6)), corpus(*FLAT)),
+    (
+        "features of files that differ in their ending",
+        FROM_FOLDER,
+        Right(all_features(3)),
+        corpus("x.wav", "x.WAV", "x.wav.wav"),
+    ),
+    ("features of files with the longest names", FROM_FOLDER, Right(all_features(3)), corpus(*LONG)),
+    ("shards of files with one name", [*PREPARE, "--shards", "2"], Right(in_shards(6)), corpus(*FLAT)),
+    ("shards of files with the longest names", [*PREPARE, "--shards", "2"], Right(in_shards(3)), corpus(*LONG)),
+    ("a file name in Latin-1", PREPARE, Either(Refused(("caf",)), Right(listed_or_used)), foreign),
+    (
+        "features of a file name in Latin-1",
+        FROM_FOLDER,
+        Either(Refused(("caf",), partial=True), Right(all_features(2))),
+        foreign,
+    ),
+    ("what systems leave behind", PREPARE, Right(prepared(2)), both(corpus(*TWO), left_overs)),
+    ("copies in hidden folders", PREPARE, Right(prepared(2)), both(corpus(*TWO), hidden_copies)),
+    ("a name in another Unicode form", EXTRACT, FOUND, composed),
+    (
+        "a name as a URL",
+        EXTRACT,
+        Either(Refused(("x.wav",), partial=True), Right(all_features(2))),
+        both(corpus(*TWO), line_with(audio_filepath="file:///corpus/x.wav")),
+    ),
+    (
+        "a name with a space at the end",
+        EXTRACT,
+        Either(Refused(("x.wav",), partial=True), Right(all_features(2))),
+        both(corpus(*TWO), line_with(audio_filepath="corpus/x.wav ")),
+    ),
+    (
+        "a name from Windows",
+        EXTRACT,
+        Right(all_features(2)),
+        both(corpus(*TWO), line_with(audio_filepath="corpus\\x.wav")),
+    ),
+    (
+        "a name with a drive letter",
+        EXTRACT,
+        Refused(("x.wav",), partial=True),
+        both(corpus(*TWO), line_with(audio_filepath="D:\\corpus\\x.wav")),
+    ),
+    ("keys of an earlier extraction", EXTRACT, Right(all_features(2)), both(corpus(*TWO), again)),
+]
+
+# -------------------------------------------------------------------------------------------------------------- labels
 
 
-def gone(folder: Path) -> None:
-    shutil.rmtree(folder / "in")
+def labelled(first: Any, second: Any, key: str = "label") -> Setup:
+    """Every other utterance has the one label; the others have the other."""
 
-
-def few(folder: Path) -> None:
-    """Only names that change how a terminal shows them, so that a message names them all."""
-    odd = set("\x1b\n\t\u202e\u2028")
-    write_lines(folder / "train.jsonl", [x for x in read(folder / "train.jsonl") if odd & set(x["audio_filepath"])])
-
-
-def markup_files(folder: Path) -> None:
-    part = folder / MARKUP.partition("/")[0]
-    part.mkdir()
-    lines = read(folder / "train.jsonl")
-    for i, line in enumerate(lines):
-        target = part / MARKUP.partition("/")[2]
-        target.mkdir(exist_ok=True)
-        shutil.copy(folder / f"audio/{i}.wav", target / f"{i}.wav")
-        line |= {"audio_filepath": f"{MARKUP}/{i}.wav", "text": MARKUP, "speaker": MARKUP}
-    write_lines(folder / "train.jsonl", lines)
-
-
-def bad_named() -> Check:
-    def check(folder: Path, outcome: Outcome) -> str | None:
-        found = {os.path.basename(line["audio_filepath"]) for line in read(folder / "m.bad.jsonl")}
-        return None if found == set(ODD) else f"bad files: {sorted(found ^ set(ODD))[:5]}"
-
-    return check
-
-
-def bytes_kept(number: int) -> Check:
-    """Each name, in UTF-8 or not, is in one of the two lists; those that are good lead to their files."""
-
-    def check(folder: Path, outcome: Outcome) -> str | None:
-        good = read(folder / "m.jsonl")
-        bad = read(folder / "m.bad.jsonl") if (folder / "m.bad.jsonl").exists() else []
-        if len(good) + len(bad) != number:
-            return f"{len(good)} good and {len(bad)} bad of {number} files"
-        lost = [
-            line["audio_filepath"]
-            for line in good
-            if not os.path.exists(os.path.join(os.fsencode(folder), os.fsencode(line["audio_filepath"])))
-        ]
-        return f"paths that lead nowhere: {lost}" if lost else None
-
-    return check
-
-
-def texts() -> list[Trial]:
-    def probe(name: str, values: Sequence[Any], expected: Expected | None = None) -> Trial:
-        fallback = Either(Refused(("label",)), Right(probed(len(values))))
-        return Trial(GROUP, f"probe: {name}", PROBE, expected or fallback, labels(*values))
-
-    def keys(folder: Path) -> None:
-        model(folder)
+    def setup(folder: Path) -> None:
         lines = read(folder / "train.jsonl")
-        write_lines(folder / "l.jsonl", [x | {f"k{ESCAPE}\n\n": 1, MARKUP: 2} for x in lines])
+        write_lines(folder / "l.jsonl", [{**line, key: (first, second)[i % 2]} for i, line in enumerate(lines)])
 
-    return [
-        probe("labels with markup", [MARKUP, "<b>&amp;"]),
-        probe("labels with escape codes", [f"a{ESCAPE}", "b\n\nnest-ssl: fine"]),
-        probe("labels that are numbers and text", [1, "1"], Either(Refused(("label",)), Right(ended_well))),
-        probe("labels of 5,000 letters", ["x" * 5000, "y" * 5000]),
-        probe("empty labels", ["", " "]),
-        probe("labels in two forms of Unicode", ["\u00e9", "e\u0301"]),
-        Trial(GROUP, "probe: keys with escape codes", PROBE, Refused(("label", "l.jsonl")), keys),
-        Trial(
-            GROUP,
-            "demo: a folder with spaces and quotes",
-            [
-                "demo",
-                "--data-dir",
-                "my 'demo' data",
-                "--num-train",
-                "2",
-                "--num-val",
-                "1",
-                "--num-noise",
-                "1",
-                "--duration",
-                "1.5",
-                "--synthesizer",
-                "formants",
-            ],
-            Right(usable_command),
-        ),
-        Trial(
-            GROUP,
-            "export: a name with spaces and dots",
-            ["export", "model.nemo", "./my model.v1.2.nemo", "--format", "nemo"],
-            Right(written("my model.v1.2.nemo")),
-            model,
-        ),
-        Trial(
-            GROUP,
-            "info: a model called like a setting",
-            ["info", "a=b.nemo"],
-            Either(Refused(("a=b.nemo|a",)), Right(ended_well)),
-            lambda folder: shutil.copy(Fixture.path / "model.nemo", folder / "a=b.nemo"),
-        ),
-        Trial(
-            GROUP,
-            "info: a name in capitals",
-            ["info", "MODEL.NEMO"],
-            Either(Refused(("MODEL.NEMO",)), Right(ended_well)),
-            lambda folder: shutil.copy(Fixture.path / "model.nemo", folder / "MODEL.NEMO"),
-        ),
-        Trial(GROUP, "info: an escape code as name", ["info", f"x{ESCAPE}.nemo"], Refused((".nemo",))),
-        Trial(GROUP, "doctor: an escape code as run", ["doctor", f"runs/x{ESCAPE}"], Refused(("runs",))),
-        Trial(GROUP, "pretrain: an escape code as key", ["pretrain", f"model.{ESCAPE}=1"], Refused(("model|key",))),
-        Trial(
-            GROUP,
-            "prepare: half a character as input",
-            ["prepare", "a\udce9b", "--output", "m.jsonl"],
-            Refused(("a|b",)),
-        ),
-    ]
+    return setup
 
 
-def written(name: str) -> Callable[[Path, Outcome], str | None]:
-    def check(folder: Path, outcome: Outcome) -> str | None:
-        if outcome.changed != [name]:
-            return f"wrote {outcome.changed}"
-        return None if tarfile.is_tarfile(folder / name) else "not a .nemo file"
+def two_classes(folder: Path, outcome: Outcome) -> str | None:
+    """Two classes of four, so the most frequent class is half."""
+    if "2 classes" not in outcome.text or "0.500" not in outcome.text:
+        return "not two classes of equal size"
+    for name in ("layer_weights.svg", "confusion.svg"):
+        if "<script" in (folder / "out" / name).read_text(encoding="utf-8"):
+            return f"{name}: markup of a label"
+    json.loads((folder / "out/results.json").read_text(encoding="utf-8"))
+    return None
 
-    return check
+
+LABELS: list[tuple[str, Any, Any, str, Expected]] = [
+    ("a number and the same as text", 1, "1", "label", Either(Refused(("label",)), Right(two_classes))),
+    ("true and false", True, False, "label", Right(two_classes)),
+    ("a list", ["a"], ["b"], "label", Refused(("label",))),
+    ("nothing and a text", "", "a", "label", Either(Refused(("label",)), Right(two_classes))),
+    ("null and a text", None, "a", "label", Refused(("label",))),
+    ("markup and a control code", "<script>alert(1)</script>", "\x1b[31mred", "label", Right(two_classes)),
+    ("texts of 5,000 letters", "a" * 5000, "b" * 5000, "label", Either(Refused(("label",)), Right(two_classes))),
+    ("a key with a dot, a space and an accent", "a", "b", "émo tion.x", Right(two_classes)),
+]
+
+# ------------------------------------------------------------------------------------------ outputs that are inputs too
+
+
+def unharmed(folder: Path, outcome: Outcome) -> str | None:
+    """All audio is as it was, and features are there."""
+    for path in (Fixture.path / "audio").iterdir():
+        if (folder / "audio" / path.name).read_bytes() != path.read_bytes():
+            return f"{path.name} was changed"
+    return None if len(list((folder / "audio").rglob("*.npy"))) == 8 else "no features of all files"
+
+
+def a_run(folder: Path) -> None:
+    Fixture.run(folder)
+
+
+REPORT = ["report", str(RUN), "--output"]
+OUTPUTS: list[tuple[str, list[str], Expected]] = [
+    (
+        "inspect writes onto its manifest",
+        ["inspect", "train.jsonl", "--examples", "0", "--output", "train.jsonl"],
+        Refused(("train.jsonl",)),
+    ),
+    (
+        "inspect writes onto a folder",
+        ["inspect", "train.jsonl", "--examples", "0", "--output", "audio"],
+        Refused(("audio",)),
+    ),
+    ("report writes onto the metrics", [*REPORT, f"{RUN}/metrics.csv"], Refused(("metrics.csv",))),
+    ("report writes onto a checkpoint", [*REPORT, f"{RUN}/checkpoints/last.ckpt"], Refused(("last.ckpt",))),
+    (
+        "prepare writes onto its manifest",
+        ["prepare", "train.jsonl", "--output", "train.jsonl"],
+        Refused(("train.jsonl",)),
+    ),
+    ("prepare writes onto audio", ["prepare", "audio", "--output", "audio/0.wav"], Refused(("0.wav",))),
+    (
+        "prepare writes into a file as folder",
+        ["prepare", "audio", "--output", "train.jsonl/new.jsonl"],
+        Refused(("train.jsonl",)),
+    ),
+    (
+        "export writes onto the manifest",
+        ["export", "model.nemo", "train.jsonl", "--format", "safetensors"],
+        Refused(("train.jsonl",)),
+    ),
+    (
+        "extract writes into the audio",
+        ["extract", "model.nemo", "audio", "audio", "--device", "cpu"],
+        Either(Refused(("audio",)), Right(unharmed)),
+    ),
+]
+
+
+class Tags(HTMLParser):
+    """Collects the elements of a page that have a handler, and the text of its title."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.handlers: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handlers += [
+            f"{tag} {name}" for name, value in attrs if name.startswith("on") and "pwned" in (value or "")
+        ]
+        if tag == "img" and any(name == "src" and value == "pwned" for name, value in attrs):
+            self.handlers.append("img")
+
+
+MARKUP = "a' onclick='pwned()' --><img src=pwned onerror=pwned()>.wav"
+
+
+def harmless(folder: Path, outcome: Outcome) -> str | None:
+    tags = Tags()
+    page = (folder / "inspect.html").read_text(encoding="utf-8")
+    tags.feed(page)
+    return f"markup of a name in the page: {tags.handlers}" if tags.handlers or "<img src=pwned" in page else None
 
 
 def trials() -> list[Trial]:
-    return [*runs(), *manifest_names(), *audio_names(), *texts()]
+    found = [
+        Trial(GROUP, f"a run {what}, twice", [], Refused(), act=resumes_as(*overrides), limit_s=200)
+        for what, overrides in TWICE
+    ]
+    found += [row(name, command, expected) for name, command, expected in RUNS]
+    for what, files, value, expected in VALIDATION:
+        found.append(row(what, pretrain(SETS + value), expected, manifests(*files)))
+    for what, file, value in TRAINING:
+        command = pretrain(f"model.train_ds.manifest_filepath={value}")
+        found.append(
+            row(
+                f"a manifest {what}",
+                command,
+                Either(Refused((re.split("[,{$]", file)[0] + ":",)), Right(saved)),
+                manifests(file),
+            )
+        )
+    found += [row(name, command, expected, model, setup) for name, command, expected, setup in AUDIO]
+    for what, first, second, key, expected in LABELS:
+        found.append(row(f"labels: {what}", [*PROBE, "--label", key], expected, model, labelled(first, second, key)))
+    found += [row(name, command, expected, model, a_run) for name, command, expected in OUTPUTS]
+    page = ["inspect", "m.jsonl", "model.train_ds.min_duration=0.1"]
+    found.append(row("markup in the name of an audio file", page, Right(harmless), corpus("b.wav", MARKUP)))
+    return found
