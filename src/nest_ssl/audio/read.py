@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import soundfile
@@ -301,7 +301,7 @@ def _check_whole(source: str | Path | bytes, sound: Any, name: str) -> None:
         _check_pages(source, name)
     elif sound.format == "MP3":
         with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file:
-            num_samples = _samples_of_mp3(file.read())
+            num_samples = _samples_of_mp3(file)
         # Encoders add a few frames of silence, of which the first frame says how many to drop.
         if num_samples > sound.frames + 8 * 1152:
             length_s, read_s = num_samples / sound.samplerate, sound.frames / sound.samplerate
@@ -314,17 +314,28 @@ _MP3_KBPS = {  # by MPEG version 1, or 2 and 2.5
 }
 
 
-def _samples_of_mp3(data: bytes) -> int:
+def _samples_of_mp3(file: IO[bytes]) -> int:
     """Return the samples in all frames of an MP3, by their headers. libsndfile estimates the length from the first
     frame, and so reads only a part if bit rates vary and a first frame with the length is missing, or of joined files.
     """
-    start = 10 + sum((byte & 127) << 7 * (3 - i) for i, byte in enumerate(data[6:10])) if data[:3] == b"ID3" else 0
-    num_samples, kind = 0, None
-    while (start := data.find(b"\xff", start)) >= 0 and len(header := data[start : start + 4]) == 4:
-        length, samples = _mp3_frame(header)
+    tag = file.read(10)
+    file.seek(10 + sum((byte & 127) << 7 * (9 - i) for i, byte in enumerate(tag) if i > 5) if tag[:3] == b"ID3" else 0)
+    num_samples = in_a_row = samples = 0
+    kind: int | None = None
+    while len(header := file.read(4)) == 4:
+        length, found = _mp3_frame(header)
         if length and kind in (None, header[1] & 0xFE):
-            kind, num_samples = header[1] & 0xFE, num_samples + samples
-        start += length or 1
+            kind, samples = header[1] & 0xFE, found
+            num_samples, in_a_row = num_samples + samples, in_a_row + 1
+            file.seek(length - 4, os.SEEK_CUR)
+            continue
+        if in_a_row == 1:  # some bytes of a tag or a picture that look like a header
+            num_samples -= samples
+            kind = kind if num_samples else None
+        in_a_row = 0
+        rest = header[1:] + file.read(1024)
+        place = rest.find(b"\xff")
+        file.seek(place - len(rest) if place >= 0 else 0, os.SEEK_CUR)
     return num_samples
 
 
