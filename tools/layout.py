@@ -46,15 +46,15 @@ LIMITS: dict[str, Limit] = {
         "training/sharding.py",
     ),
     "lines": Limit(
-        33_500,
+        33_700,
         "lines of source",
         "the design said 21,000. The twins and workarounds are gone (no two places share more than 10 lines of logic), "
         "but what replaced Lightning, the trainer's fields, sharding, plugins and the comments of the kernels took "
         "their place (26,000). Several GPUs added 2,700: shapes decided by the plan 500, the GPU's own marks and their "
         "judgement 600, sharded checkpoints 500, `fit` on the real step 350, GPUs of ranks 300, the captured step 450. "
         "Closing the review added 2,500: checkpoints in the background and their checksums 600, monitors of many nodes "
-        "600, ranges of all keys 600, bad data and indexes 400, SLURM 200. Answers to 11,500 trials of bad input: "
-        "2,300",
+        "600, ranges of all keys 600, bad data and indexes 400, SLURM 200. Answers to 13,400 trials of bad input: "
+        "2,500",
     ),
     "folder": Limit(17, "modules side by side in one folder", "training/sharding.py: FSDP2 was half of parallel.py"),
     "one_importer": Limit(5, f"modules under {SMALL} lines with a single importer"),

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import glob
 import json
+import logging
 import os
 import platform
 import shutil
@@ -14,6 +15,13 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+log = logging.getLogger(__name__)
 
 SHARDS_INDEX, SHARDS_REST = ".metadata", "rest.pt"
 """A checkpoint of sharded weights (`trainer.strategy=fsdp`) is a folder of shards, with torch's index of the tensors in
@@ -203,3 +211,37 @@ def remove(path: Path) -> None:
     nameless = path if path.suffix == ".tmp" else temporary_name(path)
     path.rename(nameless)
     shutil.rmtree(nameless)
+
+
+def is_locked_by_another(file: IO[Any], what: Path) -> bool:
+    """Lock an open file for this process, until it is closed or this process ends; True: another one has locked it."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return True
+    except OSError as error:  # some network disks
+        log.warning("%s: cannot be locked (%s): start no second command that writes there.", what, error.strerror)
+    return False
+
+
+@contextlib.contextmanager
+def only_writer(path: Path) -> Iterator[None]:
+    """Refuse to write the file or folder `path`, and what belongs to it, while another process does."""
+    path = Path(os.path.abspath(path))
+    lock = path.with_name(f".{path.name}.lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = lock.open("a+")
+    except OSError:  # what is written next will say why it cannot be
+        yield
+        return
+    with file:
+        taken = is_locked_by_another(file, path)
+        if taken or not lock.exists() or not os.path.samestat(os.fstat(file.fileno()), lock.stat()):
+            raise ValueError(f"{path}: another command is writing it. Wait for it to end, or write elsewhere.")
+        try:
+            yield
+        finally:
+            lock.unlink(missing_ok=True)

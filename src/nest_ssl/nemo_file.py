@@ -219,7 +219,9 @@ def one_line(error: BaseException, most: int = 300) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     if "weights_only" in str(error):  # torch advises to trust the file
-        return "it contains more than tensors and plain values, or is something else altogether"
+        found = re.search(r"GLOBAL ([\w.]+)", str(error))
+        what = f": {found[1]}" if found else ", or is something else altogether"
+        return f"it contains more than tensors and plain values{what}"
     if "PytorchStreamReader" in str(error):
         return "it is cut off or damaged"
     if "mmap can only be used" in str(error) or "inline_container" in str(error):

@@ -82,6 +82,12 @@ def test_too_little_memory_to_load_torch_is_one_line() -> None:
     assert done.stderr.count("\n") == 1
 
 
+def test_a_carriage_return_at_the_end_of_an_argument_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["prepare", "corpus", "--output", "m.jsonl\r"])
+    assert "nest-ssl: 'm.jsonl\\r' ends with a carriage return" in capsys.readouterr().err
+
+
 def test_a_working_folder_that_was_deleted_is_said_to_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

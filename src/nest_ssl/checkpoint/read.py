@@ -188,7 +188,8 @@ def model_class(path: Path, config: dict[str, Any]) -> type[EncDecMaskedTokenPre
         return EncDecDenoiseMaskedTokenPredModel
     name = TARGETS.get(str(target))
     if name not in MODELS:
-        raise CheckpointError(f"{path}: contains a {quoted(target)}, not a NEST model. Accepted: {', '.join(MODELS)}.")
+        found = str(target).rpartition(".")[2]
+        raise CheckpointError(f"{path}: contains a {quoted(found)}, not a NEST model. Accepted: {', '.join(MODELS)}.")
     return MODELS[name]
 
 

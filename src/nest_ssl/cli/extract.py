@@ -13,6 +13,7 @@ import typer
 
 from nest_ssl.cli.console import keep_inputs, layers_from_0, quiet, say, show_progress
 from nest_ssl.config.checks import Range
+from nest_ssl.files import only_writer
 from nest_ssl.watchdog.system import while_stdout_lasts
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def extract(
         checkpoint, layers, aggregation.value, read_weights(weights, layers), device=device, precision=precision.value
     )
     start = time.monotonic()
-    with show_progress("extract", "utterances") as show, quiet("nest_ssl.data.manifest.read"):
+    with only_writer(output), show_progress("extract", "utterances") as show, quiet("nest_ssl.data.manifest.read"):
         result = extract_features(extractor, source, output, options, show)
     with while_stdout_lasts():
         print_result(output, result, time.monotonic() - start)

@@ -13,6 +13,7 @@ import typer
 from nest_ssl.cli.console import keep_inputs, say, show_progress
 from nest_ssl.data.manifest.listing import NOT_AUDIO
 from nest_ssl.data.manifest.read import Manifest
+from nest_ssl.files import only_writer
 from nest_ssl.prepare.ledger import Progress, bad_path
 from nest_ssl.prepare.manifest import Job, Split, count_entries, merge_jobs, part_path, prepare_manifest, split_manifest
 from nest_ssl.prepare.shards import join_shard_manifests, write_shards
@@ -67,20 +68,22 @@ def prepare(
     target = output if divide is None else part_path(output, "train")
     parts = ("train", "valid") if divide else ()
     _check_outputs(source, [output, bad_path(output), *(part_path(output, name) for name in parts)])
-    if part is None or shards is None:
-        if shards is not None and 0 < (found := count_entries(source, most=shards)) < shards:
-            raise ValueError(f"--shards {shards}: {source} names {found} files. Give 1 to {found}.")
-        _measure(source, output, check, part, merge, num_workers, restart)
-    elif not target.exists():
-        raise ValueError(f"{target}: does not exist yet. Run the jobs without --shards, then --merge {part.count}.")
-    try:
-        if part is None and divide is not None:
-            counts = split_manifest(source, output, divide)
-            say(*(f"{part_path(output, name)}: {count:,} utterances" for name, count in counts.items()), sep="\n")
-        if shards is not None:
-            _write_shards(target, shards_folder or output.parent, shards, part, num_workers)
-    except ValueError as error:
-        raise ValueError(f"{error} ({output} is complete: the next run does not measure again.)") from error
+    mine = output if part is None else part_path(output, f"job-{part.number}-of-{part.count}")
+    with only_writer(mine):
+        if part is None or shards is None:
+            if shards is not None and 0 < (found := count_entries(source, most=shards)) < shards:
+                raise ValueError(f"--shards {shards}: {source} names {found} files. Give 1 to {found}.")
+            _measure(source, output, check, part, merge, num_workers, restart)
+        elif not target.exists():
+            raise ValueError(f"{target}: does not exist yet. Run the jobs without --shards, then --merge {part.count}.")
+        try:
+            if part is None and divide is not None:
+                counts = split_manifest(source, output, divide)
+                say(*(f"{part_path(output, name)}: {count:,} utterances" for name, count in counts.items()), sep="\n")
+            if shards is not None:
+                _write_shards(target, shards_folder or output.parent, shards, part, num_workers)
+        except ValueError as error:
+            raise ValueError(f"{error} ({output} is complete: the next run does not measure again.)") from error
 
 
 def _check_outputs(source: Path, outputs: list[Path]) -> None:

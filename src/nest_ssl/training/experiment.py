@@ -18,13 +18,8 @@ from typing import TextIO
 import yaml
 
 from nest_ssl.config import ExperimentConfig, NestConfig
-from nest_ssl.files import remove, replace_text
+from nest_ssl.files import is_locked_by_another, remove, replace_text
 from nest_ssl.run_folder import DEFAULT_ROOT, OWN_NAMES, RunFolder
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 log = logging.getLogger(__name__)
 
@@ -107,19 +102,14 @@ def created(folder: RunFolder, cfg: NestConfig) -> Iterator[None]:
     except OSError as error:
         raise _cannot_be_written(folder, error) from error
     with lock:  # closed only at the end: the system releases it, however this process ends
-        if fcntl is not None:
-            try:
-                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except (BlockingIOError, PermissionError) as error:
-                lock.seek(0)
-                raise ValueError(
-                    f"{folder.path}: another run is using it ({lock.read().strip()}). Wait for it to end, or give this "
-                    f"one another exp_manager.name."
-                ) from error
-            except OSError as error:  # some network disks
-                log.warning("%s: cannot be locked (%s): start no second run in it.", folder.path, error.strerror)
+        is_in_use = is_locked_by_another(lock, folder.path)
         lock.seek(0)
         before = lock.read()
+        if is_in_use:
+            raise ValueError(
+                f"{folder.path}: another run is using it ({before.strip()}). Wait for it to end, or give this one "
+                "another exp_manager.name."
+            )
         try:
             _fill(lock, f"process {os.getpid()} on {platform.node()}\n")
         except OSError as error:

@@ -503,6 +503,8 @@ def _why(error: Exception, folder: Path) -> str:
         reason = error.strerror
     elif free_mb < 1:  # torch's zip writer notices a full disk by its position in the file alone
         reason = os.strerror(errno.ENOSPC)
+    elif "unexpected pos" in str(error):
+        reason = "only a part of it could be written: is there a limit for files (ulimit -f), or a quota?"
     else:
         reason = str(error).splitlines()[0]
     intact = any(folder.glob("*.ckpt"))

@@ -253,12 +253,16 @@ def _check_can_be_sharded(cfg: NestConfig) -> None:
 
 def _check_endless(cfg: NestConfig, exp: ExperimentConfig, data: DatasetConfig, *, validates: bool) -> None:
     """Where an epoch has no end, nothing may wait for it."""
-    if not _is_endless(data) or not validates or isinstance(cfg.trainer.val_check_interval, (int, str, dict)):
+    if not _is_endless(data):
         return
-    log.warning(
-        "model.train_ds: an epoch has no end, so nothing is validated; set trainer.val_check_interval to a number "
-        "of batches and trainer.check_val_every_n_epoch=null."
-    )
+    trainer = cfg.trainer
+    if trainer.max_steps == -1 and trainer.max_time is None:
+        log.warning("model.train_ds: an epoch has no end, so no number of epochs ends the run; set trainer.max_steps.")
+    if validates and not isinstance(trainer.val_check_interval, (int, str, dict)):
+        log.warning(
+            "model.train_ds: an epoch has no end, so nothing is validated; set trainer.val_check_interval to a number "
+            "of batches and trainer.check_val_every_n_epoch=null."
+        )
 
 
 def _is_endless(config: DatasetConfig) -> bool:
@@ -489,6 +493,7 @@ class Fit:
             self.trainer.checkpoint = self.folder.checkpoint_to_resume(self.exp, examine, say)
             assert self.trainer.checkpoint is not None  # it would have been refused
             self.checkpoint = read_checkpoint(self.trainer.checkpoint, mmap=True)
+            say(f"resumed at step {self.checkpoint['global_step']} from {self.trainer.checkpoint.name}")
         return TrainState()
 
     def _train_step(self, limits: Limits) -> TrainStep:

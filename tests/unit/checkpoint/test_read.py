@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 import shlex
 import subprocess
@@ -53,6 +54,19 @@ def test_code_in_a_training_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"evil\.ckpt: not a readable training checkpoint") as error:
         load(path)
     assert "weights_only" not in str(error.value)  # torch would advise to trust it
+
+
+def test_what_else_a_training_checkpoint_contains_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.ckpt"
+    torch.save({"state_dict": tiny_model().state_dict(), "callbacks": {"best": datetime.timedelta(1)}}, path)
+    with pytest.raises(CheckpointError, match=r"more than tensors and plain values: datetime\.timedelta"):
+        load(path)
+
+
+def test_a_model_of_another_kind_is_named_by_its_class(tmp_path: Path) -> None:
+    section = {"cfg": {**model_section(), "target": "nemo.collections.asr.models.ctc_bpe_models.EncDecCTCModelBPE"}}
+    with pytest.raises(CheckpointError, match=r"x\.ckpt: contains a 'EncDecCTCModelBPE', not a NEST model"):
+        load(saved(tmp_path / "x.ckpt", section))
 
 
 def test_a_file_that_is_not_a_checkpoint_is_named(tmp_path: Path) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from nest_ssl.cli.main import main
+from nest_ssl.files import only_writer
 from tests.unit.probe.speech_like import read_lines, write_checkpoint, write_corpus
 
 
@@ -134,6 +137,18 @@ def test_the_manifest_of_features_is_not_overwritten_when_it_is_the_input(
     run("extract", checkpoint, out / "manifest.jsonl", out, "--device", "cpu", code=1)
     assert f"OUT {out / 'manifest.jsonl'}: would overwrite the input" in capsys.readouterr().err
     assert (out / "manifest.jsonl").read_bytes() == before
+
+
+def test_a_second_command_that_writes_into_the_same_folder_is_refused(
+    checkpoint: Path, corpus: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "out"
+    command = [sys.executable, "-m", "nest_ssl", "extract", str(checkpoint), str(corpus), str(output)]
+    with only_writer(output):
+        second = subprocess.run([*command, "--device", "cpu"], capture_output=True, text=True, check=False)
+    assert second.returncode == 1
+    assert f"{output}: another command is writing it. Wait for it to end, or write elsewhere." in second.stderr
+    assert not output.exists()
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

@@ -14,6 +14,7 @@ import typer
 from typer.testing import CliRunner
 
 from nest_ssl.cli.prepare import prepare
+from nest_ssl.files import only_writer
 
 app = typer.Typer()
 app.command("prepare")(prepare)
@@ -45,6 +46,21 @@ def test_a_full_terminal_does_not_turn_a_finished_manifest_into_a_failure(corpus
     assert done.returncode == 0, done.stderr
     assert "stdout: No space left on device" in done.stderr
     assert len((tmp_path / "m.jsonl").read_text().splitlines()) == 30
+
+
+def test_a_second_command_that_writes_the_same_manifest_is_refused(corpus: Path, tmp_path: Path) -> None:
+    output = tmp_path / "m.jsonl"
+    command = [sys.executable, "-m", "nest_ssl", "prepare", str(corpus), "--output", str(output), "--workers", "0"]
+    with only_writer(output):
+        second = subprocess.run(command, capture_output=True, text=True, check=False)
+        job = subprocess.run([*command, "--job", "0/2"], capture_output=True, text=True, check=False)
+    assert second.returncode == 1
+    assert f"{output}: another command is writing it. Wait for it to end, or write elsewhere." in second.stderr
+    assert job.returncode == 0, job.stderr  # it writes a part of its own
+    assert not output.exists()
+    assert not list(tmp_path.glob(".*"))
+    with only_writer(output):  # it is free again
+        pass
 
 
 def test_a_folder_becomes_a_manifest_a_split_and_shards(corpus: Path, tmp_path: Path) -> None:
