@@ -1,19 +1,16 @@
-"""Damaged, foreign, moved and half copied checkpoints and run folders, then resume.
-
-A resumed run has, bit for bit, the losses of one that was never interrupted, or it is refused with the file's name.
-"""
+"""Damaged, foreign and half copied checkpoints and run folders, then resume: the right losses, or words; never step 0."""
 
 from __future__ import annotations
 
-import base64
 import csv
 import fcntl
 import gzip
 import io
-import math
 import os
-import pickle
 import shutil
+import sys
+import tarfile
+import types
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -36,714 +33,815 @@ from benchmarks.hostile.harness import (
     always,
     both,
     cut,
-    ended_well,
-    flipped,
-    in_fork,
     in_process,
     link,
     losses,
+    nothing,
     on_bytes,
     patched,
     replaced,
     resume,
     resumed,
+    rows,
     said,
     trained,
+    zeros,
 )
-from safetensors.torch import save_file
 
 GROUP = "checkpoints"
 CHECKPOINTS = RUN / "checkpoints"
-LAST, BEFORE = CHECKPOINTS / "last.ckpt", CHECKPOINTS / "last-before.ckpt"
-Content = dict[str, Any]
+LAST, BEFORE, NEMO = (CHECKPOINTS / name for name in ("last.ckpt", "last-before.ckpt", "run.nemo"))
+BEST_STEP, SHARDED_STEPS = 4, 5
+SHARD = LAST / "__1_0.distcp"
+
+PAGE = b"<!DOCTYPE html><html><head><title>403 Forbidden</title></head><body>Request has expired</body></html>\n"
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"4d7a" * 16 + b"\nsize 926369\n"
+
+
+# ------------------------------------------------------------------------------------------------------- how to damage
+
+
+def best(folder: Path) -> Path:
+    return next(folder.glob(f"{CHECKPOINTS}/run--*.ckpt"))
+
+
+def on_best(change: Callable[[bytes], bytes]) -> Setup:
+    return lambda folder: on_bytes(change, best(folder).relative_to(folder))(folder)
+
+
+def without(*paths: Path) -> Setup:
+    return both(*(replaced(nothing, path) for path in paths))
+
+
+def no_best(folder: Path) -> None:
+    best(folder).unlink()
+
+
+ONLY_LAST = both(Fixture.run, without(BEFORE, NEMO), no_best)
+ONLY_BEST = both(Fixture.run, without(LAST, BEFORE))
+
+
+def with_last(change: Callable[[bytes], bytes]) -> Setup:
+    """The run, and its last.ckpt with other bytes."""
+    return both(Fixture.run, on_bytes(change, LAST))
+
+
+def in_run(setup: Setup) -> Setup:
+    """The run, and something done to its folder."""
+    return both(Fixture.run, lambda folder: setup(folder / RUN))
+
+
+def rewritten(change: Callable[[dict[str, Any]], object], *paths: Path, **how: Any) -> Setup:
+    """Load checkpoints, change their content, and save them as a script would: with good checksums."""
+
+    def setup(folder: Path) -> None:
+        for path in paths or (LAST,):
+            content = torch.load(folder / path, weights_only=True)
+            change(content)
+            (folder / path).unlink()
+            torch.save(content, folder / path, **how)
+
+    return setup
+
+
+def scripted(change: Callable[[dict[str, Any]], object], **how: Any) -> Setup:
+    return both(Fixture.run, rewritten(change, **how))
+
+
+def only(*keys: str) -> Callable[[dict[str, Any]], object]:
+    return lambda content: [content.pop(key) for key in set(content) - set(keys)]
+
+
+def weights(change: Callable[[str, torch.Tensor], tuple[str, torch.Tensor]]) -> Callable[[dict[str, Any]], object]:
+    def apply(content: dict[str, Any]) -> None:
+        content["state_dict"] = dict(change(name, value) for name, value in content["state_dict"].items())
+
+    return apply
+
+
+def prefixed(prefix: str) -> Callable[[dict[str, Any]], object]:
+    return weights(lambda name, value: (prefix + name, value))
+
+
+def not_finite(content: dict[str, Any]) -> None:
+    content["state_dict"]["encoder.layers.1.norm_out.weight"][3] = float("nan")
+
+
+def of_a_later_version(content: dict[str, Any]) -> None:
+    content["nest_ssl_version"] = "7.1.0"
+    content["progress"]["curriculum"] = {"stage": 2}
+
+
+def in_half(content: dict[str, Any]) -> None:
+    weights(lambda name, value: (name, value.half() if value.is_floating_point() else value))(content)
+
+
+def by_nemo(content: dict[str, Any]) -> None:
+    """Lightning's keys, and an object of a class that only NeMo has."""
+    for key in ("progress", "data_position", "epoch_means", "nest_ssl_version"):
+        content.pop(key)
+    content["callbacks"] = {"ModelCheckpoint{'monitor': 'val_loss'}": {"best_model_score": torch.tensor(4.0)}}
+    content["loops"] = {"fit_loop": {"state_dict": {}, "epoch_progress": {"total": {"ready": 1}}}}
+    content["pytorch-lightning_version"] = "2.4.0"
+    content["hyper_parameters"] = {"cfg": nemo_object()}
+
+
+def nemo_object() -> object:
+    module = types.ModuleType("nemo_only")
+    kind = type("NeMoConfig", (), {"__module__": "nemo_only"})
+    module.NeMoConfig = kind  # type: ignore[attr-defined]
+    sys.modules["nemo_only"] = module  # pickle wants to find it; no program that loads the file does
+    return kind()
+
+
+def saved_by_nemo(path: Path) -> Setup:
+    def setup(folder: Path) -> None:
+        try:
+            rewritten(by_nemo, path)(folder)
+        finally:
+            sys.modules.pop("nemo_only", None)
+
+    return setup
+
+
+def zipped_again(compression: int) -> Callable[[bytes], bytes]:
+    """Unpacked and packed again by an archiver."""
+
+    def change(data: bytes) -> bytes:
+        packed = io.BytesIO()
+        with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(packed, "w", compression) as new:
+            for name in old.namelist():
+                new.writestr(name, old.read(name))
+        return packed.getvalue()
+
+    return change
+
+
+def unpacked(path: Path) -> None:
+    """A browser or an archiver has taken the checkpoint for a zip file and unpacked it."""
+    with zipfile.ZipFile(path.parent / "last-before.ckpt") as archive:
+        archive.extractall(path)
+
+
+def other_half(path: Path) -> Setup:
+    """The first half is new, the second half still the old file's: an interrupted copy in place."""
+
+    def setup(folder: Path) -> None:
+        old, new = (folder / path).read_bytes(), (folder / LAST).read_bytes()
+        on_bytes(always(new[: len(new) // 2] + old[len(new) // 2 :]), LAST)(folder)
+
+    return setup
+
+
+def page(share: float, content: bytes) -> Callable[[bytes], bytes]:
+    """A page of the file is lost, at a multiple of 4096."""
+    return lambda data: patched(data, int(share * len(data)) // 4096 * 4096, content)
+
+
+def swapped_blocks(data: bytes) -> bytes:
+    a, b = 65536, 5 * 65536
+    return patched(patched(data, a, data[b : b + 65536]), b, data[a : a + 65536])
+
+
+def here(folder: Path) -> None:
+    """A run that was made in this folder: its checkpoints name the best by this path."""
+    Fixture.run(folder)
+    name = best(folder).name
+
+    def change(content: dict[str, Any]) -> None:
+        memory = content["progress"]["memory"]
+        memory["best"] = {str(folder / CHECKPOINTS / name): score for score in memory["best"].values()}
+
+    rewritten(change, LAST, BEFORE, CHECKPOINTS / name)(folder)
+
+
+def moved(source: str, target: str) -> Setup:
+    def setup(folder: Path) -> None:
+        (folder / target).parent.mkdir(parents=True, exist_ok=True)
+        (folder / source).rename(folder / target)
+
+    return setup
+
+
+def copied(source: Path, target: Path) -> Setup:
+    def setup(folder: Path) -> None:
+        (shutil.copytree if (folder / source).is_dir() else shutil.copy)(folder / source, folder / target)
+
+    return setup
+
+
+def stored_elsewhere(path: Path) -> Setup:
+    """Moved to an archive, with a link in its old place."""
+
+    def setup(folder: Path) -> None:
+        (folder / "archive").mkdir()
+        (folder / path).rename(folder / "archive" / path.name)
+        (folder / path).symlink_to(folder / "archive" / path.name)
+
+    return setup
+
+
+def other_weights_in(path: Path) -> Setup:
+    """A checkpoint of a colleague's smaller model, newer than all others."""
+
+    def narrow(content: dict[str, Any]) -> None:
+        weights(lambda name, value: (name, value[:16] if value.ndim and value.shape[0] == 32 else value))(content)
+        content["global_step"] = 9000
+
+    def setup(folder: Path) -> None:
+        shutil.copy(folder / BEFORE, folder / path)
+        rewritten(narrow, path)(folder)
+
+    return setup
+
+
+def in_future(folder: Path) -> None:
+    os.utime(best(folder), (2_300_000_000, 2_300_000_000))
+
+
+def as_spreadsheet(data: bytes) -> bytes:
+    return b"\xef\xbb\xbf" + data.replace(b",", b";").replace(b".", b",").replace(b"\n", b"\r\n")
+
+
+def narrower(name: str) -> Setup:
+    """Only the first utterances are left in a manifest."""
+    return lambda folder: (folder / name).write_text("".join((folder / name).read_text().splitlines(True)[:6]))
+
+
+def sharded(folder: Path) -> None:
+    """A run with two ranks that share the weights; made once."""
+    made = Fixture.path.parent / "sharded/folder"
+    with (Fixture.path.parent / "sharded.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (made / RUN / "report.html").exists():
+            shutil.rmtree(made.parent, ignore_errors=True)
+            for name in ("folder", "home", "tmp"):
+                (made.parent / name).mkdir(parents=True)
+            Fixture.data(made)
+            command = resume(f"trainer.max_steps={SHARDED_STEPS}", "trainer.devices=2", "trainer.strategy=fsdp")
+            outcome = in_process(command, made, {}, 200)
+            if outcome.code != 0:
+                raise RuntimeError(f"no sharded run: {outcome.text}")
+    shutil.copytree(made / RUN, folder / RUN)
+
+
+def shards_with(*setups: Setup) -> Setup:
+    return both(sharded, *setups)
+
+
+def tarred(path: Path) -> Setup:
+    """Packed for the archive, and the archive renamed to what was packed."""
+
+    def setup(folder: Path) -> None:
+        with tarfile.open(folder / "packed.tar", "w") as archive:
+            archive.add(folder / path, path.name)
+        shutil.rmtree(folder / path)
+        (folder / "packed.tar").rename(folder / path)
+
+    return setup
+
+
+def two_ranks(folder: Path) -> None:
+    shutil.copytree(Fixture.path / "runs/two_ranks", folder / RUN)
+    for path in (folder / CHECKPOINTS).glob("two_ranks*"):
+        path.unlink()
 
 
 # -------------------------------------------------------------------------------------------------------- what is right
 
 
-def steps_of(path: Path) -> int:
-    return int(torch.load(path, weights_only=True)["global_step"])
+def from_step(step: int, *words: str, then: Check = resumed) -> Right:
+    return Right(said(f"resumed at step {step}", *words, then=then))
 
 
-def whole_again(folder: Path, outcome: Outcome) -> str | None:
-    """The losses are those of an undisturbed run, and its last checkpoint is there and good."""
-    if wrong := resumed(folder, outcome):
-        return wrong
-    last = folder / LAST
-    if not last.is_file() or steps_of(last) != ALL_STEPS:
-        return f"last.ckpt is not one of step {ALL_STEPS}"
-    return None
+LAST_GOOD = from_step(BASE_STEPS)
+PASSED_OVER = from_step(BEST_STEP, "last.ckpt")
+"""The damaged file is named, its predecessor is taken, and nothing is lost."""
 
 
-def from_six(folder: Path, outcome: Outcome) -> str | None:
-    """The new rows of metrics.csv are right; older ones may be in another form, or kept in another file."""
+def ends_right(folder: Path, outcome: Outcome) -> str | None:
+    """The rows that were written now are those of the whole run; older ones may be lost, but none is wrong or double."""
     expected = losses(Fixture.path / "runs/whole")
     with (folder / RUN / "metrics.csv").open(newline="", encoding="utf-8-sig") as file:
-        rows = [row for row in csv.DictReader(file) if row.get("train_loss")]
-    found = {}
-    for row in rows:
-        step = int(float(row["step"]))
-        if step in found:
-            return f"step {step} has two rows"
-        found[step] = row["train_loss"]
-    different = [step for step in range(BASE_STEPS, ALL_STEPS) if found.get(step) != expected[step]]
-    if different:
-        return f"no row or another loss at steps {different}"
-    return None
+        table = csv.DictReader(file)
+        found = [(int(float(row["step"])), row["train_loss"]) for row in table if row.get("train_loss")]
+    steps = [step for step, _ in found]
+    if steps != sorted(set(steps)):
+        return f"metrics.csv has steps {steps}"
+    wrong = [step for step, loss in found if loss != expected[step]]
+    missing = sorted({*range(BASE_STEPS, ALL_STEPS)} - {*steps})
+    return f"losses differ at {wrong}, are missing at {missing}" if wrong or missing else None
 
 
-def rows_kept(folder: Path, outcome: Outcome) -> str | None:
-    """The new rows are right, and the old ones are in the same file, or in one that is kept."""
-    if wrong := from_six(folder, outcome):
-        return wrong
-    if (folder / RUN / "metrics-before.csv").exists():
-        return None
-    text = (folder / RUN / "metrics.csv").read_text(encoding="utf-8-sig")
-    gone = [step for step, loss in losses(Fixture.path / RUN).items() if step < 4 and loss not in text]
-    return f"the rows of steps {gone} are gone" if gone else None
+def old_rows_kept(folder: Path, outcome: Outcome) -> str | None:
+    if not (folder / RUN / "metrics-before.csv").is_file():
+        return "the old metrics.csv is not kept as metrics-before.csv"
+    return ends_right(folder, outcome)
 
 
-def finished_before(folder: Path, outcome: Outcome) -> str | None:
-    """Nothing was left to do: the old losses and the old checkpoint are as they were."""
-    if losses(folder / RUN) != losses(Fixture.path / RUN):
-        return "the losses of the finished run have changed"
-    if steps_of(folder / LAST) != BASE_STEPS:
-        return f"last.ckpt is no longer that of step {BASE_STEPS}"
-    return None
+def began_again(folder: Path, outcome: Outcome) -> str | None:
+    """All steps are new, and the old curve is kept apart."""
+    if "resumed at step" in outcome.text:
+        return "it resumed"
+    return old_rows_kept(folder, outcome)
 
 
-def one_best(run: str) -> Check:
-    """At most one of the best checkpoints is on the disk (save_top_k=1), and another run's folder is as it was."""
+def began_elsewhere(folder: Path, outcome: Outcome) -> str | None:
+    """A new run has a folder of its own."""
+    new = [path.parent for path in folder.glob("runs/**/metrics.csv") if path.parent != folder / RUN]
+    if len(new) != 1 or losses(folder / RUN) != losses(Fixture.path / RUN):
+        return f"{len(new)} new runs, or the old one has changed"
+    return None if losses(new[0]) == losses(Fixture.path / "runs/whole") else "the losses are not those of a new run"
 
+
+def untouched(prefix: str, then: Check) -> Check:
     def check(folder: Path, outcome: Outcome) -> str | None:
-        if touched := [name for name in outcome.changed if name.startswith("runs/run/")]:
-            return f"changed another run: {touched[:3]}"
-        best = [path.name for path in (folder / "runs" / run / "checkpoints").glob("*val_loss=*")]
-        return f"{len(best)} best checkpoints: {sorted(best)}" if len(best) != 1 else None
+        changed = [name for name in outcome.changed if name.startswith(prefix)]
+        return f"changed {changed[:4]}" if changed else then(folder, outcome)
 
     return check
 
 
-def has_group(**settings: object) -> Check:
-    """The optimizer in the last checkpoint works with these settings."""
+def few_best(where: str, then: Check) -> Check:
+    """With save_top_k=1 there is one best checkpoint in the folder."""
 
     def check(folder: Path, outcome: Outcome) -> str | None:
-        groups = torch.load(folder / LAST, weights_only=True)["optimizer_states"][0]["param_groups"]
-        wrong = {key: group[key] for group in groups for key, value in settings.items() if group[key] != value}
-        return f"the optimizer has {wrong}" if wrong else trained(folder, outcome)
+        found = [path.name for path in folder.glob(f"{where}/checkpoints/*--*.ckpt")]
+        return f"{len(found)} best checkpoints: {found}" if len(found) != 1 else then(folder, outcome)
 
     return check
 
 
-def has_average(folder: Path, outcome: Outcome) -> str | None:
-    missing = "current_model_state" not in torch.load(folder / LAST, weights_only=True)
-    return "no averaged weights were saved" if missing else trained(folder, outcome)
+def resumed_in(where: str) -> Check:
+    def check(folder: Path, outcome: Outcome) -> str | None:
+        same = losses(folder / where) == losses(Fixture.path / "runs/whole")
+        return None if same and "resumed at step 6" in outcome.text else "not resumed with the right losses"
+
+    return check
 
 
-def nothing_changed(folder: Path, outcome: Outcome) -> str | None:
-    return f"changed {outcome.changed[:4]}" if outcome.changed else None
+def still_a_link(path: Path) -> Check:
+    def check(folder: Path, outcome: Outcome) -> str | None:
+        return resumed(folder, outcome) if (folder / path).is_symlink() else f"{path.name} is no link any more"
+
+    return check
 
 
-def not_gone(folder: Path, outcome: Outcome) -> str | None:
-    """A page was written although no checkpoint can be read."""
-    return None if (folder / RUN / "report.html").stat().st_size > 1000 else "no page"
+def whole_model(folder: Path, outcome: Outcome) -> str | None:
+    with tarfile.open(folder / NEMO) as archive:
+        names = {Path(name).name for name in archive.getnames()}
+    return resumed(folder, outcome) if "model_weights.ckpt" in names else "the .nemo file was not written again"
 
 
-def begun_beside(folder: Path, outcome: Outcome) -> str | None:
-    """It began again, and the metrics of the earlier run are beside the new ones."""
-    kept = folder / RUN / "metrics-before.csv"
-    same = kept.is_file() and kept.read_bytes() == (Fixture.path / RUN / "metrics.csv").read_bytes()
-    return None if same else "the metrics of the earlier run are gone"
+def every_step(folder: Path, outcome: Outcome) -> str | None:
+    """No step is missing or double: the rows before the checkpoint are kept, those after it are new."""
+    steps = [int(row["step"]) for row in rows(folder / RUN) if row["train_loss"]]
+    return trained(folder, outcome) if steps == list(range(ALL_STEPS)) else f"metrics.csv has steps {steps}"
 
 
-UNHARMED = Right(whole_again)
-PASSED_OVER = Right(said("passed over", "last.ckpt", then=whole_again))
-OPEN = Either(Refused(("last.ckpt",)), UNHARMED)
-NO_CHECKPOINT = Refused((" checkpoint",))
-
-METRICS_KEPT = Either(NO_CHECKPOINT, Right(begun_beside))
-NEW_ROWS = Right(from_six)
-OWN_ONLY = Either(Refused(("teacher.ckpt",)), PASSED_OVER)
+def as_two_ranks(folder: Path, outcome: Outcome) -> str | None:
+    same = losses(folder / RUN) == losses(Fixture.path / "runs/two_ranks")
+    return None if same else "losses differ from the undisturbed run with two ranks"
 
 
-# -------------------------------------------------------------------------------------------------- ways to harm a file
+def page_written(folder: Path, outcome: Outcome) -> str | None:
+    text = (folder / RUN / "report.html").read_text()
+    return None if "</html>" in text and "step" in text else "no page"
 
 
-def doubled(data: bytes) -> bytes:
-    return data + data
+def refused(*words: str) -> Refused:
+    return Refused(words)
 
 
-def hole(at: float, size: int) -> Callable[[bytes], bytes]:
-    """Zeros where a block was never written; the size of the file is right."""
-    return lambda data: patched(data, int(at * len(data)), bytes(min(size, len(data) - int(at * len(data)))))
+# --------------------------------------------------------------------------------------------------------------- trials
+
+Row = tuple[str, Setup, Expected]
 
 
-def lost_byte(data: bytes) -> bytes:
-    return data[: len(data) // 2] + data[len(data) // 2 + 1 :]
+def damaged_last() -> list[Row]:
+    """last.ckpt is not what was saved; its predecessor is good."""
+    changes = {
+        "one byte short": lambda data: data[:-1],
+        "an interrupted transfer left zeros to the end": lambda data: (
+            data[: len(data) // 3] + bytes(len(data) * 2 // 3)
+        ),
+        "only zeros, of the right size": zeros,
+        "a page of zeros from a network disk": page(0.4, bytes(4096)),
+        "two blocks swapped by a RAID": swapped_blocks,
+        "text mode: LF became CRLF": lambda data: data.replace(b"\n", b"\r\n"),
+        "a git lfs pointer": always(POINTER),
+        "a proxy's page": always(PAGE),
+    }
+    return [
+        *((f"last.ckpt: {name}", with_last(change), PASSED_OVER) for name, change in changes.items()),
+        ("last.ckpt: the second half is its predecessor's", both(Fixture.run, other_half(BEFORE)), PASSED_OVER),
+        ("last.ckpt: unpacked by a browser", both(Fixture.run, replaced(unpacked, LAST)), PASSED_OVER),
+        ("last.ckpt: sparse, 3 GB of nothing", with_sparse(), PASSED_OVER),
+        ("last.ckpt: a line break was appended", with_last(lambda data: data + b"\n"), Right(resumed)),
+        ("last.ckpt: packed again by zip", with_last(zipped_again(zipfile.ZIP_DEFLATED)), Right(resumed)),
+        ("last.ckpt: gzip -9 of the folder to save space", in_run(gzipped), Right(said("last.ckpt", then=resumed))),
+    ]
 
 
-def extra_byte(data: bytes) -> bytes:
-    return data[: len(data) // 2] + b"\r" + data[len(data) // 2 :]
+def with_sparse() -> Setup:
+    return both(Fixture.run, lambda folder: os.truncate(folder / LAST, 3 << 30))
 
 
-def wrong_order(data: bytes) -> bytes:
-    return data[len(data) // 2 :] + data[: len(data) // 2]
+def gzipped(run: Path) -> None:
+    """Only last.ckpt.gz is left of last.ckpt; the others were made before it."""
+    path = run / "checkpoints/last.ckpt"
+    Path(f"{path}.gz").write_bytes(gzip.compress(path.read_bytes()))
+    path.unlink()
 
 
-def as_text(data: bytes) -> bytes:
-    return data.decode("utf-8", "replace").encode()
+def several_damaged() -> list[Row]:
+    return [
+        (
+            "last.ckpt and last-before.ckpt empty after a full quota",
+            both(Fixture.run, on_bytes(always(b""), LAST), on_bytes(always(b""), BEFORE)),
+            from_step(BEST_STEP, "last.ckpt", "last-before.ckpt"),
+        ),
+        (
+            "all are git lfs pointers, after a clone",
+            both(Fixture.run, *(on_bytes(always(POINTER), path) for path in (LAST, BEFORE)), on_best(always(POINTER))),
+            refused("last.ckpt"),
+        ),
+        (
+            "all cut off, in a copy of a full disk",
+            both(Fixture.run, *(on_bytes(cut(0.6), path) for path in (LAST, BEFORE)), on_best(cut(0.1))),
+            refused("last.ckpt"),
+        ),
+        (
+            "a colleague's newer checkpoint next to a damaged one",
+            both(with_last(cut(0.5)), without(BEFORE), other_from_best()),
+            Either(refused("last.ckpt"), from_step(BEST_STEP)),
+        ),
+        (
+            "AppleDouble files of a Mac next to the only good one",
+            both(
+                ONLY_BEST,
+                in_checkpoints(
+                    {"._last.ckpt": 4096, "._run--val_loss=4.0991-epoch=0-step=4.ckpt": 4096, ".DS_Store": 6148}
+                ),
+            ),
+            from_step(BEST_STEP, "last.ckpt"),
+        ),
+        (
+            "'last (1).ckpt' of a browser is newer than what is left",
+            both(Fixture.run, moved(str(LAST), str(CHECKPOINTS / "last (1).ckpt")), without(BEFORE)),
+            Right(resumed),
+        ),
+        (
+            "last.ckpt became LAST.CKPT on a Windows share",
+            both(Fixture.run, moved(str(LAST), str(CHECKPOINTS / "LAST.CKPT"))),
+            Right(resumed),
+        ),
+        (
+            "the good one is from the year 2042",
+            both(with_last(cut(0.3)), on_bytes(cut(0.3), BEFORE), in_future),
+            from_step(BEST_STEP, "last.ckpt"),
+        ),
+        (
+            "rsync's half of last.ckpt under its temporary name",
+            both(
+                Fixture.run,
+                moved(str(LAST), str(CHECKPOINTS / ".last.ckpt.q8TzXw")),
+                on_bytes(cut(0.5), CHECKPOINTS / ".last.ckpt.q8TzXw"),
+            ),
+            PASSED_OVER,
+        ),
+        (
+            "last-before.ckpt was renamed to last.ckpt by hand",
+            both(Fixture.run, moved(str(BEFORE), str(LAST))),
+            from_step(BEST_STEP),
+        ),
+    ]
 
 
-def padded(data: bytes) -> bytes:
-    """Filled up to whole blocks, as `dd conv=sync` does."""
-    return data + bytes(-len(data) % 10_240)
-
-
-def zipped_again(data: bytes) -> bytes:
-    """Unpacked by hand and packed by a usual zip program: compressed, under another name."""
-    new = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(new, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in old.namelist():
-            archive.writestr(name.replace("archive/", "last/", 1), old.read(name))
-    return new.getvalue()
-
-
-PAGE = b"<!DOCTYPE html>\n<html><head><title>404 Not Found</title></head><body>Sign in</body></html>\n"
-POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"4d7a" * 16 + b"\nsize 926369\n"
-HARM: dict[str, Callable[[bytes], bytes]] = {
-    "the error page of a download": always(PAGE),
-    "a pointer of git lfs": always(POINTER),
-    "packed with gzip under the old name": gzip.compress,
-    "sent by FTP as text": lambda data: data.replace(b"\n", b"\r\n"),
-    "saved by a text editor": as_text,
-    "base64 of a mail": base64.encodebytes,
-    "a hole at its start": hole(0, 4096),
-    "a hole in its middle": hole(0.5, 1 << 16),
-    "zeros in its last block": hole(0.995, 1 << 16),
-    "the second half is zeros": hole(0.5, 1 << 30),
-    "a byte lost": lost_byte,
-    "a byte too many": extra_byte,
-    "two parts in the wrong order": wrong_order,
-    "a flipped bit in the pickle": flipped(0.03),
-}
-HARMLESS: dict[str, Callable[[bytes], bytes]] = {
-    "a newline at its end": lambda data: data + b"\n",
-    "filled up to whole blocks": padded,
-    "appended to itself": doubled,
-    "unpacked and packed again": zipped_again,
-    "a flipped bit in the list of files": flipped(0.98),
-}
-
-
-def half_copied(folder: Path) -> None:
-    """`rsync --inplace` was interrupted: the new file's beginning in the old file, of the same size."""
-    new, old = (folder / LAST).read_bytes(), (folder / BEFORE).read_bytes()
-    (folder / LAST).unlink()
-    (folder / LAST).write_bytes(new[: len(new) * 2 // 5] + old[len(new) * 2 // 5 :])
-
-
-def unpacked(path: Path) -> None:
-    """A browser that unpacks every zip archive it finds."""
-    with zipfile.ZipFile(Fixture.path / LAST) as archive:
-        archive.extractall(path)
-
-
-def weights_only(path: Path) -> None:
-    content = torch.load(Fixture.path / LAST, weights_only=True)
-    save_file({name: value.contiguous() for name, value in content["state_dict"].items()}, path)
-
-
-def copied(source: str) -> Callable[[Path], object]:
-    return lambda path: shutil.copy(Fixture.path / source, path)
-
-
-PLACES: list[tuple[str, Callable[[Path], object], Expected]] = [
-    ("is an empty folder", Path.mkdir, PASSED_OVER),
-    ("was unpacked into a folder", unpacked, PASSED_OVER),
-    ("is a link to itself", link("last.ckpt"), PASSED_OVER),
-    ("is a link to a scratch disk that was wiped", link("/scratch/gone/last.ckpt"), PASSED_OVER),
-    ("is a link to its predecessor", link("last-before.ckpt"), UNHARMED),
-    ("is a .nemo file with the wrong name", copied("model.nemo"), OPEN),
-    ("is a .safetensors file with the wrong name", weights_only, OPEN),
-]
-
-
-# --------------------------------------------------------------------------------------------- other tools' checkpoints
-
-
-def edited(change: Callable[[Content], object], **options: Any) -> Setup:
-    """A script of the user has changed last.ckpt: load, change, save."""
-
+def other_from_best() -> Setup:
     def setup(folder: Path) -> None:
-        content = torch.load(folder / LAST, weights_only=True)
-        change(content)
-        (folder / LAST).unlink()
-        torch.save(content, folder / LAST, **options)
+        foreign = CHECKPOINTS / "xlarge--val_loss=2.0001-epoch=90-step=9000.ckpt"
+        shutil.copy(best(folder), folder / BEFORE)
+        other_weights_in(foreign)(folder)
+        (folder / BEFORE).unlink()
 
-    return both(Fixture.run, setup)
-
-
-def without(*keys: str) -> Callable[[Content], object]:
-    return lambda content: [content.pop(key) for key in keys]
+    return setup
 
 
-def only(*keys: str) -> Callable[[Content], object]:
-    return lambda content: [content.pop(key) for key in set(content) - set(keys)]
-
-
-def renamed(prefix: str) -> Callable[[Content], object]:
-    def change(content: Content) -> None:
-        content["state_dict"] = {prefix + name: value for name, value in content["state_dict"].items()}
-
-    return change
-
-
-def as_type(dtype: torch.dtype) -> Callable[[Content], object]:
-    def change(content: Content) -> None:
-        old = content["state_dict"]
-        content["state_dict"] = {k: v.to(dtype) if v.is_floating_point() else v for k, v in old.items()}
-
-    return change
-
-
-def moments(change: Callable[[torch.Tensor], torch.Tensor], key: str) -> Callable[[Content], object]:
-    def apply(content: Content) -> None:
-        for state in content["optimizer_states"][0]["state"].values():
-            state[key] = change(state[key])
-
-    return apply
-
-
-def one_weight(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Content], object]:
-    def apply(content: Content) -> None:
-        name = next(name for name in content["state_dict"] if name.endswith("linear1.weight"))
-        content["state_dict"][name] = change(content["state_dict"][name])
-
-    return apply
-
-
-def lost_weight(content: Content) -> None:
-    content["state_dict"].popitem()
-
-
-def lost_moment(content: Content) -> None:
-    content["optimizer_states"][0]["state"].pop(3)
-
-
-def added_weight(content: Content) -> None:
-    content["state_dict"]["head.weight"] = torch.zeros(10, 32)
-
-
-def with_path(content: Content) -> None:
-    content["hyper_parameters"]["from"] = Path("old/last.ckpt")
-
-
-def pickled(folder: Path) -> None:
-    content = torch.load(folder / LAST, weights_only=True)
-    (folder / LAST).unlink()
-    (folder / LAST).write_bytes(pickle.dumps(content))
-
-
-EDITED: dict[str, Setup] = {
-    "slimmed: only weights are left": edited(only("state_dict", "hyper_parameters")),
-    "slimmed: no optimizer": edited(without("optimizer_states")),
-    "no learning-rate schedule": edited(without("lr_schedulers")),
-    "no position in the data": edited(without("data_position")),
-    "no progress, as Lightning writes it": edited(without("progress")),
-    "no steps": edited(without("global_step")),
-    "no version": edited(without("nest_ssl_version")),
-    "names begin with module.": edited(renamed("module.")),
-    "names begin with _orig_mod.": edited(renamed("_orig_mod.")),
-    "halved to bfloat16": edited(as_type(torch.bfloat16)),
-    "halved to float16": edited(as_type(torch.float16)),
-    "moments in bfloat16": edited(moments(torch.Tensor.bfloat16, "exp_avg")),
-    "moments are NaN": edited(moments(lambda value: value * math.nan, "exp_avg")),
-    "second moments are infinite": edited(moments(lambda value: value + math.inf, "exp_avg_sq")),
-    "second moments are negative": edited(moments(lambda value: -1 - value, "exp_avg_sq")),
-    "a weight of NaN": edited(one_weight(lambda value: value * math.nan)),
-    "a transposed weight": edited(one_weight(lambda value: value.T.contiguous())),
-    "a weight is missing": edited(lost_weight),
-    "a moment is missing": edited(lost_moment),
-    "a weight too many": edited(added_weight),
-    "a path among its settings": edited(with_path),
-    "torch's form of 2019": edited(lambda content: None, _use_new_zipfile_serialization=False),
-    "written with pickle": both(Fixture.run, pickled),
-}
-
-
-# ---------------------------------------------------------------------------------------------------- folders that moved
-
-
-def removed(*patterns: str) -> Setup:
+def in_checkpoints(sizes: dict[str, int]) -> Setup:
     def setup(folder: Path) -> None:
-        for pattern in patterns:
-            for path in list((folder / RUN).glob(pattern)):
-                path.unlink() if path.is_file() or path.is_symlink() else shutil.rmtree(path)
+        for name, size in sizes.items():
+            (folder / CHECKPOINTS / name).write_bytes(b"\x00\x05\x16\x07\x00\x02\x00\x00Mac OS X".ljust(size, b"\0"))
+
+    return setup
+
+
+def run_folders() -> list[Row]:
+    """A part of the run folder was copied, moved, linked, edited or deleted."""
+    small = ("metrics.csv", "hparams.yaml", ".saved", "git-commit.txt")
+    return [
+        ("only the small files were synchronised", in_run(kept(*small)), refused("checkpoint")),
+        ("'cp run/*' left .saved and .lock behind", in_run(deleted(".saved", ".lock")), LAST_GOOD),
+        (
+            "all .ckpt files excluded, the .nemo file copied",
+            in_run(deleted("checkpoints/*.ckpt", ".saved")),
+            refused("checkpoint|.nemo"),
+        ),
+        (
+            "only metrics.csv and hparams.yaml are left",
+            in_run(kept("metrics.csv", "hparams.yaml")),
+            Either(refused("checkpoint"), Right(began_again)),
+        ),
+        ("copied into itself: checkpoints/checkpoints", in_run(nested), refused("checkpoint")),
+        (
+            "checkpoints is a link to a purged scratch",
+            both(Fixture.run, replaced(link("/scratch/purged/ckpt"), CHECKPOINTS)),
+            refused("checkpoints"),
+        ),
+        (
+            "checkpoints is a link to a larger disk",
+            both(Fixture.run, stored_elsewhere(CHECKPOINTS)),
+            Right(still_a_link(CHECKPOINTS)),
+        ),
+        (
+            "last.ckpt is a link into an archive that must not change",
+            both(Fixture.run, stored_elsewhere(LAST)),
+            Right(untouched("archive/", resumed)),
+        ),
+        (
+            ".saved is full of zeros and there is no checkpoint",
+            in_run(both(written(".saved", bytes(7)), deleted("checkpoints/*"))),
+            refused("checkpoint"),
+        ),
+        (".lock of a node that no longer exists", in_run(written(".lock", b"4711 on gpu-node-17\n")), LAST_GOOD),
+        (
+            "hparams.yaml has merge conflicts",
+            in_run(written("hparams.yaml", b"<<<<<<< HEAD\nmodel:\n  a: 1\n=======\n\tmodel: {\n>>>>>>> b\n")),
+            LAST_GOOD,
+        ),
+        ("the .nemo file was cut off", both(Fixture.run, on_bytes(cut(0.4), NEMO)), Right(whole_model)),
+        ("metrics.csv ends in the middle of a row", in_run(table(cut(0.72))), Right(ends_right)),
+        (
+            "metrics.csv ends in zeros after a power cut",
+            in_run(table(lambda data: data[:-300] + bytes(300))),
+            Right(ends_right),
+        ),
+        ("metrics.csv is empty", in_run(table(always(b""))), Right(ends_right)),
+        ("metrics.csv went through a spreadsheet", in_run(table(as_spreadsheet)), Right(old_rows_kept)),
+        (
+            "metrics.csv got a byte order mark, and rows go",
+            both(in_run(table(lambda data: b"\xef\xbb\xbf" + data)), on_bytes(cut(0.5), LAST)),
+            Right(ends_right),
+        ),
+        (
+            "metrics.csv: steps as 1.0, from pandas, and rows go",
+            both(in_run(table(lambda data: b"\n".join(floating(data)))), on_bytes(cut(0.5), LAST)),
+            Right(ends_right),
+        ),
+        (
+            "half of the training manifest is gone",
+            both(Fixture.run, narrower("train.jsonl")),
+            from_step(BASE_STEPS, "batch", then=every_step),
+        ),
+    ]
+
+
+def kept(*names: str) -> Setup:
+    def setup(run: Path) -> None:
+        for path in run.iterdir():
+            if path.name not in names:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    return setup
+
+
+def deleted(*patterns: str) -> Setup:
+    def setup(run: Path) -> None:
+        for path in [path for pattern in patterns for path in run.glob(pattern)]:
+            path.unlink()
 
     return setup
 
 
 def written(name: str, content: bytes) -> Setup:
-    return lambda folder: (folder / RUN / name).write_bytes(content)
+    return lambda run: (run / name).write_bytes(content)
 
 
-def renamed_file(old: str, new: str) -> Setup:
-    return lambda folder: (folder / RUN / old).rename(folder / RUN / new)
+def table(change: Callable[[bytes], bytes]) -> Setup:
+    return on_bytes(change, Path("metrics.csv"))
 
 
-def foreign(*overrides: str) -> Setup:
-    """The last checkpoint of another run lies in the folder too, the newest file there, with more steps."""
-
-    def setup(folder: Path) -> None:
-        command = resume("exp_manager.name=foreign", "trainer.max_steps=8", *overrides)
-        outcome = in_fork(command, folder, {}, 120)
-        if outcome.code != 0:
-            raise RuntimeError(outcome.text)
-        shutil.copy(folder / "runs/foreign/checkpoints/last.ckpt", folder / CHECKPOINTS / "teacher.ckpt")
-
-    return setup
+def floating(data: bytes) -> list[bytes]:
+    head, *lines = data.splitlines()
+    return [head, *(line.replace(b",", b".0,", 1) for line in lines), b""]
 
 
-def on_another_disk(folder: Path) -> None:
-    shutil.move(folder / CHECKPOINTS, folder / "scratch")
-    (folder / CHECKPOINTS).symlink_to(folder / "scratch")
+def nested(run: Path) -> None:
+    (run / "checkpoints").rename(run / "inner")
+    (run / "checkpoints").mkdir()
+    (run / "inner").rename(run / "checkpoints/checkpoints")
 
 
-def restored(folder: Path) -> None:
-    """Unpacked from a backup that keeps neither times nor hard links; last.ckpt was not in it."""
-    for path in (folder / CHECKPOINTS).iterdir():
-        content = path.read_bytes()
-        path.unlink()
-        path.write_bytes(content)
-        os.utime(path, (0, 0))
-    (folder / LAST).unlink()
+def scripts() -> list[Row]:
+    """A person's script has loaded a checkpoint and saved it again, or another program has written it."""
+    by_weights = "init_from_ptl_ckpt"
+    return [
+        (
+            "weights averaged by a script: only state_dict",
+            both(ONLY_LAST, rewritten(only("state_dict"))),
+            refused("last.ckpt", by_weights),
+        ),
+        (
+            "a best checkpoint with weights only is all that is left",
+            both(
+                ONLY_LAST,
+                rewritten(
+                    only(
+                        "epoch",
+                        "global_step",
+                        "nest_ssl_version",
+                        "state_dict",
+                        "hyper_parameters",
+                        "data_position",
+                        "epoch_means",
+                    )
+                ),
+            ),
+            refused("last.ckpt", by_weights),
+        ),
+        ("NeMo's checkpoint as last.ckpt", both(ONLY_LAST, saved_by_nemo(LAST)), refused("last.ckpt", by_weights)),
+        (
+            "NeMo's run folder",
+            both(
+                ONLY_LAST,
+                saved_by_nemo(LAST),
+                moved(str(LAST), str(CHECKPOINTS / "run--val_loss=4.0741-epoch=1-last.ckpt")),
+                without(RUN / ".saved"),
+            ),
+            refused("ckpt", by_weights),
+        ),
+        (
+            "weights in half precision",
+            both(ONLY_LAST, rewritten(in_half)),
+            Either(refused("last.ckpt"), Right(said("float16"))),
+        ),
+        (
+            "names with DataParallel's 'module.'",
+            scripted(prefixed("module.")),
+            Either(refused("last.ckpt"), Right(resumed)),
+        ),
+        ("a NaN weight with good checksums", scripted(not_finite), Either(refused("last.ckpt"), Right(resumed))),
+        (
+            "saved again in torch's form from before 2020",
+            scripted(lambda content: None, _use_new_zipfile_serialization=False),
+            Either(refused("last.ckpt"), Right(resumed)),
+        ),
+        ("saved by a later version", scripted(of_a_later_version), Either(refused("7.1.0"), Right(resumed))),
+    ]
 
 
-ALL_GONE = removed("checkpoints/*.ckpt")
-TORN = on_bytes(cut(0.7), LAST)
-FOLDERS: list[tuple[str, Setup, Expected]] = [
-    ("half copied by rsync", half_copied, PASSED_OVER),
-    ("files of macOS next to it", written("checkpoints/._last.ckpt", b"\0\5\x16\7" + bytes(4092)), UNHARMED),
-    (
-        "only files of macOS are newer",
-        both(removed("checkpoints/last.ckpt"), written("checkpoints/._last.ckpt", b"\0\5\x16\7" + bytes(4092))),
-        PASSED_OVER,
-    ),
-    (
-        "a half written file of another program",
-        both(TORN, written("checkpoints/.last.ckpt.Xq3vZ1", b"PK\3\4" + bytes(1000))),
-        PASSED_OVER,
-    ),
-    ("a copy by a browser", renamed_file("checkpoints/last.ckpt", "checkpoints/last (1).ckpt"), PASSED_OVER),
-    ("a name in capitals", renamed_file("checkpoints/last.ckpt", "checkpoints/LAST.CKPT"), PASSED_OVER),
-    ("restored without times", restored, PASSED_OVER),
-    (
-        "torn, and a bigger model's checkpoint is there",
-        both(foreign("model.encoder.d_model=64"), TORN),
-        OWN_ONLY,
-    ),
-    ("torn, and a checkpoint of another seed is there", both(foreign("seed=7"), TORN), OWN_ONLY),
-    (
-        "torn, and its predecessor too",
-        both(TORN, on_bytes(cut(0.7), BEFORE)),
-        PASSED_OVER,
-    ),
-    (
-        "all are torn",
-        both(TORN, lambda folder: [on_bytes(cut(0.5), p)(folder) for p in list((folder / CHECKPOINTS).iterdir())]),
-        Refused(("last.ckpt| checkpoint",)),
-    ),
-    ("no checkpoint was copied", ALL_GONE, NO_CHECKPOINT),
-    ("neither checkpoints nor dot files were copied", both(ALL_GONE, removed(".*")), NO_CHECKPOINT),
-    ("the folder of checkpoints was not copied", removed("checkpoints", ".saved"), METRICS_KEPT),
-    ("the scratch disk with its checkpoints was wiped", replaced(link("/scratch/gone"), CHECKPOINTS), NO_CHECKPOINT),
-    ("checkpoints are on another disk", on_another_disk, UNHARMED),
-    ("dot files were not copied", removed(".*"), UNHARMED),
-    ("an empty .saved, no checkpoints", both(ALL_GONE, written(".saved", b"")), NO_CHECKPOINT),
-    ("a .saved of zeros", written(".saved", bytes(7)), UNHARMED),
-    ("a lock of another machine", written(".lock", b"4711 on gpu07.example.org"), UNHARMED),
-    ("no hparams.yaml", removed("hparams.yaml"), UNHARMED),
-    ("an empty hparams.yaml", written("hparams.yaml", b""), UNHARMED),
-    ("hparams.yaml has conflict marks of git", written("hparams.yaml", b"<<<<<<< HEAD\nmodel:\n\ta: 1\n"), UNHARMED),
-    ("hparams.yaml is a list", written("hparams.yaml", b"- 1\n- 2\n"), UNHARMED),
-    ("no metrics.csv", removed("metrics.csv"), NEW_ROWS),
-]
+def shards() -> list[Row]:
+    """A folder of shards, copied in part, then resumed by one rank; its predecessor is of step 4."""
+    fallback = from_step(BEST_STEP, "last.ckpt", then=every_step)
+    return [
+        ("shards: undamaged, by one rank", sharded, from_step(SHARDED_STEPS, then=every_step)),
+        ("shards: the other node's file was not copied", shards_with(without(SHARD)), fallback),
+        ("shards: 'cp last.ckpt/*' left .metadata behind", shards_with(without(LAST / ".metadata")), fallback),
+        (
+            "shards: one file is of the checkpoint before",
+            shards_with(without(SHARD), copied(BEFORE / SHARD.name, SHARD)),
+            fallback,
+        ),
+        ("shards: a tar archive under the folder's name", shards_with(tarred(LAST)), fallback),
+    ]
 
 
-def rows_changed(change: Callable[[str], str]) -> Setup:
-    return on_bytes(lambda data: change(data.decode()).encode(), RUN / "metrics.csv")
+def trial(name: str, setup: Setup, expected: Expected, *overrides: str, **options: Any) -> Trial:
+    return Trial(GROUP, name, resume(*overrides), expected, setup, limit_s=options.pop("limit_s", 120), **options)
 
 
-def with_index(text: str) -> str:
-    lines = text.splitlines()
-    return "".join(f"{'' if i == 0 else i - 1},{line}\n" for i, line in enumerate(lines))
+def commands() -> list[Trial]:
+    """The command differs from the one that began the run."""
+    source = "exp_manager.resume_from_checkpoint="
+    one_best = "exp_manager.checkpoint_callback_params.save_top_k=1"
+    as_pasted = "run--val_loss=4.0991-epoch=0-step=4.ckpt"
+    return [
+        trial(
+            "a copy of the run leaves the original alone",
+            both(here, copied(RUN, Path("runs/second"))),
+            Right(untouched("runs/run/", resumed_in("runs/second"))),
+            "exp_manager.name=second",
+            one_best,
+        ),
+        trial(
+            "a moved run keeps save_top_k",
+            both(here, moved(str(RUN), "moved/run")),
+            Right(few_best("moved/run", resumed_in("moved/run"))),
+            "exp_manager.exp_dir=moved",
+            one_best,
+        ),
+        trial("the best was deleted to make room", both(here, no_best), Right(few_best(str(RUN), resumed)), one_best),
+        trial(
+            "resume_from_checkpoint: does not exist",
+            Fixture.run,
+            refused("step40.ckpt"),
+            f"{source}{CHECKPOINTS}/step40.ckpt",
+        ),
+        trial(
+            "resume_from_checkpoint: a name pasted with its '='",
+            Fixture.run,
+            Either(refused("'|quot|escape|\\="), from_step(BEST_STEP)),
+            f"{source}{CHECKPOINTS}/{as_pasted}",
+        ),
+        trial(
+            "resume_from_checkpoint: the folder of checkpoints",
+            Fixture.run,
+            refused("checkpoints"),
+            f"{source}{CHECKPOINTS}",
+        ),
+        trial("resume_from_checkpoint: a .nemo file", Fixture.run, refused("run.nemo"), f"{source}{NEMO}"),
+        trial(
+            "resume_from_checkpoint: an address on S3",
+            Fixture.run,
+            refused("s3:"),
+            f"{source}s3://bucket/runs/last.ckpt",
+        ),
+        trial(
+            "resume_if_exists=false on a folder with results",
+            Fixture.run,
+            Right(began_elsewhere),
+            "exp_manager.resume_if_exists=false",
+        ),
+        *(
+            trial(f"another {key}", Fixture.run, refused(key.rpartition(".")[2]), f"{key}={value}")
+            for key, value in (
+                ("model.encoder.n_heads", "8"),
+                ("model.preprocessor.window_stride", "0.02"),
+            )
+        ),
+        trial(
+            "two ranks, last.ckpt cut off",
+            both(two_ranks, on_bytes(cut(0.5), LAST)),
+            Right(said("last.ckpt", "resumed at step", then=as_two_ranks)),
+            "trainer.devices=2",
+            own_process=True,
+        ),
+        trial(
+            "two ranks, all cut off",
+            both(two_ranks, *(on_bytes(cut(0.5), path) for path in (LAST, BEFORE))),
+            refused("last.ckpt"),
+            "trainer.devices=2",
+            own_process=True,
+        ),
+        Trial(
+            GROUP,
+            "report of a run whose last.ckpt is cut off",
+            ["report", str(RUN)],
+            Right(page_written),
+            with_last(cut(0.5)),
+        ),
+    ]
 
 
-def with_float_steps(text: str) -> str:
-    head, *lines = text.splitlines()
-    return "\n".join([head, *(line.replace(",", ".0,", 1) for line in lines)]) + "\n"
-
-
-def other_order(text: str) -> str:
-    return "".join(",".join(reversed(line.split(","))) + "\n" for line in text.splitlines())
-
-
-TABLES: dict[str, Callable[[str], str]] = {
-    "saved by Excel": lambda text: "\ufeff" + text.replace("\n", "\r\n"),
-    "saved by Excel with semicolons": lambda text: text.replace(",", ";").replace(".", ","),
-    "with an index of pandas": with_index,
-    "with steps as floats": with_float_steps,
-    "columns in another order": other_order,
-    "quoted by LibreOffice": lambda text: text.replace("step,", '"step",', 1),
-    "cut in its last line": lambda text: text[: text.rindex("\n4,") + 30],
-    "with zeros at its end": lambda text: text + "\0" * 500,
-    "with rows of a later start": lambda text: text + text.splitlines()[7].replace("4,", "8,", 1) + "\n",
-}
-
-
-# ----------------------------------------------------------------------------------------------- another file, other keys
-
-NEW = "exp_manager.name=other"
-FROM = "exp_manager.resume_from_checkpoint="
-
-
-def moved_to_other(check: Check) -> Check:
-    """Judge runs/other as if it had been runs/run."""
-
-    def judge(folder: Path, outcome: Outcome) -> str | None:
-        shutil.rmtree(folder / RUN, ignore_errors=True)
-        (folder / "runs/other").rename(folder / RUN)
-        return check(folder, outcome)
-
-    return judge
-
-
-def torn_elsewhere(folder: Path) -> None:
-    (folder / "good.ckpt").write_bytes((Fixture.path / LAST).read_bytes()[:500_000])
-
-
-CONTINUES = Right(moved_to_other(from_six))
-FROM_FILE: list[tuple[str, Setup, list[str], Expected]] = [
-    ("a typo", Fixture.run, [NEW, f"{FROM}{CHECKPOINTS}/lsat.ckpt"], Refused(("lsat.ckpt",))),
-    ("a run folder", Fixture.run, [NEW, f"{FROM}{RUN}"], Either(Refused((str(RUN),)), CONTINUES)),
-    (
-        "its folder of checkpoints",
-        Fixture.run,
-        [NEW, f"{FROM}{CHECKPOINTS}"],
-        Either(Refused(("checkpoints",)), CONTINUES),
-    ),
-    ("a .nemo file", Fixture.run, [NEW, f"{FROM}{CHECKPOINTS}/run.nemo"], Refused(("run.nemo",))),
-    ("an address in the cloud", Fixture.run, [NEW, f"{FROM}s3://bucket/last.ckpt"], Refused(("bucket/last.ckpt",))),
-    ("a variable that was empty", Fixture.run, [FROM], Either(Refused(("resume_from_checkpoint",)), UNHARMED)),
-    ("a torn file, new run", torn_elsewhere, [NEW, f"{FROM}good.ckpt"], Refused(("good.ckpt",))),
-    (
-        "a torn file, run with checkpoints",
-        both(Fixture.run, torn_elsewhere),
-        [f"{FROM}good.ckpt"],
-        Either(Refused(("good.ckpt",)), Right(said("good.ckpt", then=whole_again))),
-    ),
-    ("a good file, new run", Fixture.run, [NEW, f"{FROM}{LAST}"], CONTINUES),
-    (
-        "a bigger model's file",
-        both(Fixture.run, foreign("model.encoder.d_model=64")),
-        [NEW, f"{FROM}{CHECKPOINTS}/teacher.ckpt"],
-        Refused(("d_model|teacher.ckpt",)),
-    ),
-    (
-        "a file of another seed",
-        both(Fixture.run, foreign("seed=7")),
-        [NEW, f"{FROM}{CHECKPOINTS}/teacher.ckpt"],
-        Either(Refused(("seed|batches",)), Right(said("batches", then=ended_well))),
-    ),
-    (
-        "weights of two sources",
-        Fixture.run,
-        [NEW, f"+init_from_ptl_ckpt={LAST}", f"+init_from_nemo_model={CHECKPOINTS}/run.nemo"],
-        Refused(("init_from_ptl_ckpt", "init_from_nemo_model")),
-    ),
-    ("start weights from a torn file", torn_elsewhere, [NEW, "init_from_ptl_ckpt=good.ckpt"], Refused(("good.ckpt",))),
-    ("start weights from a run folder", Fixture.run, [NEW, f"init_from_ptl_ckpt={RUN}"], Refused((str(RUN),))),
-    ("start weights, but the run has begun", Fixture.run, [f"init_from_ptl_ckpt={LAST}"], UNHARMED),
-]
-
-
-def refused(key: str) -> Refused:
-    """With the last two parts of the key in the message."""
-    return Refused((".".join(key.split(".")[-2:]),))
-
-
-def named(key: str, check: Check = trained) -> Right:
-    """The log says that the key has changed, and the check holds."""
-    return Right(said(f"{key}: ", then=check))
-
-
-KEYS: list[tuple[str, str, Expected]] = [
-    *(
-        (key, value, refused(key))
-        for key, value in (
-            ("model.preprocessor.preemph", "0.5"),
-            ("model.preprocessor.mag_power", "1.0"),
-            ("model.preprocessor.log_zero_guard_value", "0.001"),
-            ("model.preprocessor.normalize", "all_features"),
-            ("model.preprocessor.mel_norm", "null"),
-            ("model.num_classes", "128"),
-            ("model.encoder.n_layers", "3"),
-            ("model.encoder.n_heads", "8"),
-            ("model.encoder.conv_kernel_size", "5"),
-        )
-    ),
-    *(
-        (key, value, Either(refused(key), named(key)))
-        for key, value in (
-            ("model.encoder.xscaling", "false"),
-            ("model.encoder.att_context_size", "[4,4]"),
-            ("model.encoder.dropout", "0.3"),
-            ("model.loss.mask_threshold", "0.5"),
-            ("model.masking.mask_prob", "0.06"),
-            ("model.optim.amsgrad", "true"),
-            ("model.optim.no_decay_on_norms_and_biases", "true"),
-            ("trainer.accumulate_grad_batches", "2"),
-            ("trainer.precision", "bf16"),
-            ("seed", "7"),
-        )
-    ),
-    ("model.optim.name", "adam", refused("model.optim.name")),
-    ("model.optim.betas", "[0.5,0.6]", named("model.optim.betas", has_group(betas=(0.5, 0.6)))),
-    ("model.optim.eps", "0.01", named("model.optim.eps", has_group(eps=0.01))),
-    ("exp_manager.ema.enable", "true", named("exp_manager.ema.enable", has_average)),
-    ("trainer.max_steps", "3", Right(finished_before)),
-    ("trainer.max_epochs", "1", Right(finished_before)),
-    ("trainer.fast_dev_run", "true", Right(nothing_changed)),
-]
-
-
-# ----------------------------------------------------------------------------------------------------- copies and shards
-
-GREATEST = "exp_manager.checkpoint_callback_params.mode=max"
-SHARDED = ("trainer.devices=2", "trainer.strategy=fsdp", "exp_manager.exp_dir=sharded")
-
-
-def own_run(folder: Path) -> None:
-    """A run whose best checkpoint is replaced when it is resumed."""
-    outcome = in_fork(resume(f"trainer.max_steps={BASE_STEPS}", GREATEST), folder, {}, 120)
+def averaged(folder: Path) -> None:
+    """A run of six steps with an average of the weights; the average does not change how it trains."""
+    outcome = in_process(resume(f"trainer.max_steps={BASE_STEPS}", "exp_manager.ema.enable=true"), folder, {}, 120)
     if outcome.code != 0:
         raise RuntimeError(outcome.text)
 
 
-def copy_run(folder: Path) -> None:
-    shutil.copytree(folder / RUN, folder / "runs/copy")
+def removed(key: str) -> Callable[[dict[str, Any]], object]:
+    return lambda content: content.pop(key)
 
 
-def move_run(folder: Path) -> None:
-    (folder / RUN).rename(folder / "runs/copy")
+def without_decoder(content: dict[str, Any]) -> None:
+    for name in [name for name in content["state_dict"] if name.startswith("decoder.")]:
+        content["state_dict"].pop(name)
 
 
-def shards(folder: Path) -> None:
-    """Two ranks, six steps; made once, with a run of ten steps to compare with."""
-    with (Fixture.path.parent / "sharded.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        for name, steps in (("whole", ALL_STEPS), ("run", BASE_STEPS)):
-            if (Fixture.path / f"sharded/{name}/checkpoints/{name}.nemo").exists():
-                continue
-            command = resume(*SHARDED, f"exp_manager.name={name}", f"trainer.max_steps={steps}")
-            if (outcome := in_process(command, Fixture.path, {}, 120)).code != 0:
-                raise RuntimeError(outcome.text)
-    shutil.copytree(Fixture.path / "sharded/run", folder / "sharded/run")
-
-
-def sharded_whole(folder: Path, outcome: Outcome) -> str | None:
-    expected, found = (losses(path / "sharded" / name) for path, name in ((Fixture.path, "whole"), (folder, "run")))
-    different = sorted(step for step in expected | found if expected.get(step) != found.get(step))
-    return f"losses differ from the undisturbed run at steps {different}" if different else None
-
-
-def in_shards(change: Callable[[Path, Path], object]) -> Setup:
-    """Change last.ckpt, a folder, with its predecessor at hand."""
-
-    def setup(folder: Path) -> None:
-        shards(folder)
-        checkpoints = folder / "sharded/run/checkpoints"
-        change(checkpoints / "last.ckpt", checkpoints / "last-before.ckpt")
-
-    return setup
-
-
-def parts(path: Path) -> list[Path]:
-    return sorted(path.glob("*.distcp"))
-
-
-def without_one(last: Path, before: Path) -> None:
-    parts(last)[1].unlink()
-
-
-def flip_one(last: Path, before: Path) -> None:
-    part = parts(last)[0]
-    part.write_bytes(flipped(0.5)(part.read_bytes()))
-
-
-def without_dot_files(last: Path, before: Path) -> None:
-    (last / ".metadata").unlink()
-
-
-def older_part(last: Path, before: Path) -> None:
-    shutil.copy(parts(before)[1], parts(last)[1])
-
-
-def older_rest(last: Path, before: Path) -> None:
-    shutil.copy(before / "rest.pt", last / "rest.pt")
-
-
-def swapped(last: Path, before: Path) -> None:
-    first, second = (part.read_bytes() for part in parts(last))
-    parts(last)[0].write_bytes(second)
-    parts(last)[1].write_bytes(first)
-
-
-SHARDED_FOUND = Right(said("passed over", "last.ckpt", then=sharded_whole))
-SHARDS: dict[str, Callable[[Path, Path], None]] = {
-    "a rank's file was not copied": without_one,
-    "a flipped bit in a rank's file": flip_one,
-    "dot files were not copied": without_dot_files,
-    "a rank's file is older": older_part,
-    "everything else is older": older_rest,
-    "the ranks' files are swapped": swapped,
-}
+def later() -> list[Trial]:
+    """The run goes on under other circumstances, or a script has left out what it took for superfluous."""
+    whole = Either(refused("last.ckpt"), Right(resumed))
+    return [
+        trial("the starting weights were deleted since", Fixture.run, LAST_GOOD, "init_from_nemo_model=gone.nemo"),
+        trial("an average of the weights is switched off", averaged, Either(refused("ema"), LAST_GOOD)),
+        trial(
+            "an average of the weights is switched on",
+            Fixture.run,
+            Either(refused("ema"), LAST_GOOD),
+            "exp_manager.ema.enable=true",
+        ),
+        *(
+            trial(f"a script has left out {key}", scripted(removed(key)), whole)
+            for key in ("data_position", "lr_schedulers", "progress")
+        ),
+        trial("a script has left out the decoder", scripted(without_decoder), whole),
+        trial(
+            "global_step became a tensor", scripted(lambda content: content.update(global_step=torch.tensor(6))), whole
+        ),
+    ]
 
 
 def trials() -> list[Trial]:
-    def row(name: str, setup: Setup, expected: Expected, *overrides: str) -> Trial:
-        return Trial(GROUP, name, resume(*overrides), expected, setup, limit_s=120)
-
-    def of_run(name: str, setup: Setup, expected: Expected, *overrides: str) -> Trial:
-        return row(name, both(Fixture.run, setup), expected, *overrides)
-
-    page = both(
-        Fixture.run, lambda folder: [on_bytes(always(PAGE), p)(folder) for p in list((folder / CHECKPOINTS).iterdir())]
-    )
-    return [
-        *(of_run(f"last.ckpt: {name}", on_bytes(change, LAST), PASSED_OVER) for name, change in HARM.items()),
-        *(of_run(f"last.ckpt: {name}", on_bytes(change, LAST), UNHARMED) for name, change in HARMLESS.items()),
-        *(of_run(f"last.ckpt {name}", replaced(make, LAST), expected) for name, make, expected in PLACES),
-        *(row(f"edited: {name}", setup, OPEN) for name, setup in EDITED.items()),
-        *(of_run(f"folder: {name}", setup, expected) for name, setup, expected in FOLDERS),
-        *(of_run(f"metrics.csv: {name}", rows_changed(change), Right(rows_kept)) for name, change in TABLES.items()),
-        of_run("metrics.csv: emptied", rows_changed(lambda text: ""), NEW_ROWS),
-        *(row(f"from: {name}", setup, expected, *keys) for name, setup, keys, expected in FROM_FILE),
-        *(row(f"changed: {key}={value}", Fixture.run, expected, f"{key}={value}") for key, value, expected in KEYS),
-        row("a copied run", both(own_run, copy_run), Right(one_best("copy")), "exp_manager.name=copy", GREATEST),
-        row("a renamed run", both(own_run, move_run), Right(one_best("copy")), "exp_manager.name=copy", GREATEST),
-        *(
-            Trial(
-                GROUP,
-                f"shards: {name}",
-                resume(*SHARDED),
-                SHARDED_FOUND,
-                in_shards(change),
-                own_process=True,
-                limit_s=150,
-            )
-            for name, change in SHARDS.items()
-        ),
-        Trial(GROUP, "report: no checkpoint can be read", ["report", str(RUN)], Right(not_gone), page),
-        Trial(GROUP, "doctor: no checkpoint can be read", ["doctor", str(RUN)], Right(ended_well, (0, 1)), page),
-    ]
+    table_rows = [*damaged_last(), *several_damaged(), *run_folders(), *scripts(), *shards()]
+    return [*(trial(*row) for row in table_rows), *commands(), *later()]

@@ -1,275 +1,276 @@
-"""Signals, kills, suspensions and double starts at awkward moments, of one and two ranks and of other commands.
+"""Runs that a terminal, a scheduler, a container, a limit or a second command stops: the same command must go on.
 
-Whatever happens, the same command started again ends with what an undisturbed one has.
+Whatever started these trials may ignore INT, QUIT and HUP: restore their defaults first (`env --default-signal`).
 """
 
 from __future__ import annotations
 
-import os
-import shutil
+import json
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from signal import SIGABRT, SIGCONT, SIGPIPE, SIGSEGV, SIGSTOP, SIGUSR2, SIGWINCH, SIGXCPU
-from typing import Any
 
 import numpy as np
-import soundfile
 from benchmarks.hostile.harness import (
+    ALL_STEPS,
     HUP,
     INT,
     KILL,
-    QUIT,
-    RATE,
     RUN,
     TERM,
     USR1,
     Fixture,
     Kill,
-    Right,
+    Refused,
+    Setup,
     Trial,
-    ended_well,
     in_process,
     is_seen,
     killed,
     losses,
     output_of,
     resume,
-    speech,
     start,
     write_lines,
 )
 
-GROUP = "kills"
 Act = Callable[[Path, list[str]], "str | None"]
-JUDGED_BY_ACT = Right(ended_well)
-OFTEN = "exp_manager.checkpoint_callback_params.every_n_train_steps=1"
-WORKERS = "model.train_ds.num_workers=2"
-SOON = "watchdog.floor_s=3"
-RESUMABLE = (75,)
+STOP, CONT, XCPU = signal.SIGSTOP, signal.SIGCONT, signal.SIGXCPU
+WORKERS = ("model.train_ds.num_workers=2",)
+TWO = "trainer.devices=2"
+LONG = ("trainer.max_steps=20000", "trainer.check_val_every_n_epoch=1000")
+"""A run of some minutes, so that a second command meets it alive."""
 
-
-def or_by(*signals: signal.Signals) -> tuple[int, ...]:
-    """It saved and ended, or the signal, of which the docs say nothing, ended it."""
-    return (*RESUMABLE, *(-number for number in signals))
-
-
-KILLS: dict[str, Kill] = {
-    "the ssh connection is lost (HUP)": Kill((HUP,), "step 2", codes=or_by(HUP)),
-    "Ctrl-\\ (QUIT)": Kill((QUIT,), "step 2", codes=or_by(QUIT)),
-    "the limit of a queue (USR2)": Kill((SIGUSR2,), "step 2", codes=or_by(SIGUSR2), continued=True),
-    "the limit of CPU time (XCPU)": Kill((SIGXCPU,), "step 3", codes=or_by(SIGXCPU)),
-    "the window changes its size (WINCH)": Kill((SIGWINCH, SIGWINCH), "step 1", codes=(0,), continued=True),
-    "a pipe breaks (PIPE)": Kill((SIGPIPE,), "step 2", codes=(0,), continued=True),
-    "suspended and continued": Kill((SIGSTOP, SIGCONT), "step 2", to="group", codes=(0,), continued=True),
-    "impatient: Ctrl-C three times": Kill((INT, INT, INT), "step 2"),
-    "Ctrl-C while it starts": Kill((INT,), "second 1.5", codes=or_by(INT)),
-    "timeout -k: TERM, then KILL": Kill((TERM, KILL), "step 3", codes=or_by(KILL)),
-    "TERM in the first validation": Kill((TERM,), "file checkpoints/last.ckpt", overrides=(OFTEN,), continued=True),
-    "KILL in the middle of a save": Kill(
-        (KILL,), "file checkpoints/*tmp*", codes=(-9,), overrides=(OFTEN,), continued=True
+SIGNALS: dict[str, tuple[Kill, tuple[str, ...]]] = {
+    "Ctrl-C in a terminal, which the DataLoader workers get too": (Kill((INT,), "step 1", "group"), WORKERS),
+    "Ctrl-C three times, by somebody impatient": (Kill((INT, INT, INT), "step 2", "group"), ()),
+    "docker stop with a grace period that is too short": (Kill((TERM, KILL), "step 2", codes=(75, -9)), ()),
+    "systemd ends the unit: every process gets TERM": (Kill((TERM,), "step 2", "group"), WORKERS),
+    "scancel --full --signal=USR1: every process gets it": (Kill((USR1,), "step 2", "group"), WORKERS),
+    "the terminal is closed": (Kill((HUP,), "step 2", "group", codes=(75, -1)), ()),
+    "Ctrl-Z, then fg": (Kill((STOP, CONT), "step 2", "group", codes=(0,), continued=True), ()),
+    "a suspended job is cancelled": (Kill((STOP, TERM, CONT), "step 2"), ()),
+    "ulimit -t: the time of the CPU is over": (Kill((XCPU,), "step 2", codes=(75, -24)), ()),
+    "a DataLoader worker is ended in htop": (Kill((TERM,), "step 1", "worker", continued=True), WORKERS),
+    "preempted, create_preemption_callback=false": (
+        Kill((TERM,), "step 2"),
+        ("exp_manager.create_preemption_callback=false",),
     ),
-    "TERM while the end is written": Kill((TERM,), "file checkpoints/run.nemo", continued=True),
-    "KILL while the end is written": Kill((KILL,), "file checkpoints/run.nemo", codes=(-9,), continued=True),
-    "preemption is switched off (TERM)": Kill(
-        (TERM,), "step 2", overrides=("exp_manager.create_preemption_callback=false",)
+    "out of memory while every step saves": (
+        Kill((KILL,), "step 3", codes=(-9,)),
+        ("exp_manager.checkpoint_callback_params.every_n_train_steps=1",),
     ),
-    "a worker is ended with TERM": Kill((TERM,), "step 1", to="worker", overrides=(WORKERS,), continued=True),
-    "a worker crashes (SEGV)": Kill((SIGSEGV,), "step 1", to="worker", overrides=(WORKERS,), continued=True),
-    "two ranks: Ctrl-C for all": Kill((INT,), "step 2", to="group", ranks=2),
-    "two ranks: USR1 for all, then TERM": Kill((USR1, TERM), "step 2", to="group", ranks=2),
-    "two ranks: HUP for all": Kill((HUP,), "step 2", to="group", ranks=2, codes=or_by(HUP)),
-    "two ranks: TERM for one of them": Kill((TERM,), "step 2", to="rank 1", ranks=2),
-    "two ranks: one crashes (SEGV)": Kill((SIGSEGV,), "step 3", to="rank 1", ranks=2),
-    "two ranks: one aborts (ABRT)": Kill((SIGABRT,), "step 3", to="rank 1", ranks=2, overrides=(OFTEN,)),
-    "two ranks: one is frozen": Kill((SIGSTOP,), "step 2", to="rank 1", ranks=2, overrides=(SOON,)),
-    "two ranks: the starter is killed": Kill((KILL,), "step 2", ranks=2, codes=(-9,)),
-    "two ranks: the monitor gets TERM": Kill((TERM,), "step 1", to="monitor", ranks=2, continued=True),
-    "two ranks: restarted by itself": Kill(
-        (KILL,), "step 3", to="rank 1", ranks=2, codes=(0,), overrides=("launch.max_restarts=1",), continued=True
+    "Ctrl-C when the model is already written": (Kill((INT,), "file checkpoints/*.nemo", continued=True), ()),
+    "two ranks: Ctrl-C in a terminal": (Kill((INT,), "step 2", "group", ranks=2), (TWO, *WORKERS)),
+    "two ranks: TERM to one rank's process only": (Kill((TERM,), "step 2", "rank 1", ranks=2), (TWO,)),
+    "two ranks: one dies, launch.max_restarts=2": (
+        Kill((KILL,), "step 2", "rank 1", ranks=2, codes=(0,), continued=True),
+        (TWO, "launch.max_restarts=2"),
+    ),
+}
+
+OWN_REFERENCE: dict[str, tuple[Kill, tuple[str, ...]]] = {
+    "average of the weights, accumulation, buckets: killed in an epoch": (
+        Kill((KILL,), "step 3", codes=(-9,)),
+        (
+            *("exp_manager.ema={enable: true, decay: 0.9}", "trainer.accumulate_grad_batches=2"),
+            *("model.train_ds.use_bucketing=true", "model.train_ds.num_buckets=2"),
+            "exp_manager.checkpoint_callback_params.every_n_train_steps=2",
+        ),
+    ),
+    "sharded weights: all killed when the folder appears": (
+        Kill((KILL,), "file checkpoints/last.ckpt", "group", ranks=2, codes=(-9,)),
+        (TWO, "trainer.strategy=fsdp", "exp_manager.checkpoint_callback_params.every_n_train_steps=1"),
     ),
 }
 
 
-def differs(folder: Path, ranks: int = 1) -> str | None:
-    expected = losses(Fixture.path / ("runs/whole" if ranks == 1 else "runs/two_ranks"))
-    found = losses(folder / RUN)
+def against_own_run(kill: Kill) -> Act:
+    """As `killed`, but the undisturbed run is made with the same overrides."""
+
+    def act(folder: Path, command: list[str]) -> str | None:
+        whole = in_process([*command, "exp_manager.name=whole"], folder, {}, 120)
+        if whole.code != 0:
+            return f"the undisturbed run ends with {whole.code}: {whole.message[-300:]}"
+        return killed(replace(kill, reference=str(folder / "runs/whole")))(folder, command)
+
+    return act
+
+
+def ended(process: subprocess.Popen[bytes], limit_s: float = 60) -> int | None:
+    try:
+        return process.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return None
+
+
+def started(command: list[str], folder: Path, seen: str) -> subprocess.Popen[bytes]:
+    """A run that has come this far, or has ended."""
+    process, begin = start(command, folder, {}), time.monotonic()
+    while not is_seen(seen, folder / RUN, begin) and process.poll() is None and time.monotonic() - begin < 90:
+        time.sleep(0.005)
+    return process
+
+
+def as_whole(folder: Path, reference: str) -> str | None:
+    expected, found = losses(Fixture.path / reference), losses(folder / RUN)
     different = sorted(step for step in expected | found if expected.get(step) != found.get(step))
     return f"losses differ from the undisturbed run at steps {different}" if different else None
 
 
-def ended(process: subprocess.Popen[bytes], limit_s: float = 90) -> int | None:
-    """The exit code; None if it had to be killed."""
-    try:
-        return process.wait(limit_s)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, KILL)
-        process.wait()
-        return None
+def stopped_again_and_again(folder: Path, command: list[str]) -> str | None:
+    """A queue with short slots: TERM in every start; what is done is never lost."""
+    for step in (1, 4, 7):
+        process = started(command, folder, f"step {step}")
+        process.send_signal(TERM)
+        if (code := ended(process)) != 75:
+            return f"exit code {code} after TERM at step {step}: {output_of(folder)[-300:]}"
+    again = in_process(command, folder, {}, 90)
+    if again.code != 0:
+        return f"cannot be resumed, exit code {again.code}: {again.message[-300:]}"
+    return as_whole(folder, "runs/whole")
 
 
-def wait_for(what: str, folder: Path, process: subprocess.Popen[bytes]) -> None:
-    begin = time.monotonic()
-    while not is_seen(what, folder / RUN, begin) and process.poll() is None:
-        time.sleep(0.002)
+def submitted_twice(folder: Path, command: list[str]) -> str | None:
+    """The second is refused, the first goes on as if nothing had been, and can be stopped as ever."""
+    first = started(command, folder, "step 1")
+    second = subprocess.run(
+        [sys.executable, "-m", "nest_ssl", *command],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        env=dict(line.split("=", 1) for line in Path(f"/proc/{first.pid}/environ").read_text().split("\0") if line),
+    )
+    if first.poll() is not None:
+        return "the trial is too slow: the first run has already ended"
+    first.send_signal(TERM)
+    code = ended(first, 120)
+    if second.returncode != 1 or "another run is using it" not in second.stderr:
+        return f"the second command is not refused: {second.returncode}: {second.stderr[-300:]}"
+    if "Traceback" in second.stderr + output_of(folder):
+        return f"a traceback: {(second.stderr + output_of(folder))[-300:]}"
+    found = sorted(losses(folder / RUN))
+    return (
+        None if code == 75 and found == list(range(len(found))) else f"the first run: exit code {code}, steps {found}"
+    )
 
 
-def suspended(seconds: float, ranks: int) -> Act:
-    """A laptop's lid is closed, or a scheduler suspends the job, for longer than a stall may take."""
-
-    def act(folder: Path, command: list[str]) -> str | None:
-        process = start(command, folder, {})
-        wait_for("step 2", folder, process)
-        os.killpg(process.pid, SIGSTOP)
-        time.sleep(seconds)
-        os.killpg(process.pid, SIGCONT)
-        code = ended(process)
-        if code == 75:  # it may call this a stall, if the same command resumes
-            code = in_process(command, folder, {}, 90).code
-        return f"exit code {code}: {output_of(folder)[-300:]}" if code else differs(folder, ranks)
-
-    return act
+def started_again_at_once(folder: Path, command: list[str]) -> str | None:
+    """The launcher is killed, and a supervisor starts the command in the same second."""
+    process = started(command, folder, "step 2")
+    process.kill()
+    process.wait()
+    again = in_process(command, folder, {}, 120)
+    if "Traceback" in again.text:
+        return f"a traceback: {again.text[-300:]}"
+    if again.code == 1 and "another run is using it" in again.message:
+        again = in_process(command, folder, {}, 120)
+    if again.code != 0:
+        return f"cannot be resumed, exit code {again.code}: {again.message[-300:]}"
+    return as_whole(folder, "runs/two_ranks")
 
 
-def again_and_again(signals: Sequence[signal.Signals]) -> Act:
-    """Killed at every second step, in each of its lives."""
-
-    def act(folder: Path, command: list[str]) -> str | None:
-        for number, step in zip(signals, (1, 3, 5, 7), strict=True):
-            process = start(command, folder, {})
-            wait_for(f"step {step}", folder, process)
-            process.send_signal(number)
-            if (code := ended(process)) not in {75, -number, 0}:
-                return f"exit code {code} after {number.name} at step {step}: {output_of(folder)[-300:]}"
-        again = in_process(command, folder, {}, 90)
-        if again.code != 0:
-            return f"cannot be resumed, exit code {again.code}: {again.message[-300:]}"
-        return differs(folder)
-
-    return act
+def explained(folder: Path, command: list[str]) -> str | None:
+    """`report` and `doctor` on a run that was killed, before anybody resumes it."""
+    process = started(command, folder, "step 5")
+    process.kill()
+    process.wait()
+    report = in_process(["report", str(RUN)], folder, {}, 60)
+    if report.code != 0 or not (folder / RUN / "report.html").is_file() or "Traceback" in report.text:
+        return f"report: exit code {report.code}: {report.text[-300:]}"
+    doctor = in_process(["doctor", str(RUN)], folder, {}, 60)
+    if doctor.code not in {0, 1} or "Traceback" in doctor.text:
+        return f"doctor: exit code {doctor.code}: {doctor.text[-300:]}"
+    if not any(word in doctor.text.lower() for word in ("killed", "died", "not running", "has ended", "resume")):
+        return f"doctor does not say that the run is dead: {doctor.text[-300:]}"
+    return None
 
 
-def twice(pause_s: float, ranks: int = 1) -> Act:
-    """Two windows, one command: one of them trains, the other one is refused."""
-
-    def act(folder: Path, command: list[str]) -> str | None:
-        other = folder.parent / "home/other"
-        for name in ("home", "tmp"):
-            (other / name).mkdir(parents=True)
-        (other / "folder").symlink_to(folder)
-        processes = [start(command, folder, {})]
-        time.sleep(pause_s)
-        processes.append(start(command, other / "folder", {}))
-        codes = [ended(process) for process in processes]
-        texts = [output_of(folder), output_of(other / "folder")]
-        if sorted(str(code) for code in codes) != ["0", "1"]:
-            return f"exit codes {codes}: {[text[-300:] for text in texts]}"
-        if "another run is using it" not in texts[codes.index(1)]:
-            return f"refused without the reason: {texts[codes.index(1)][-300:]}"
-        if any("Traceback" in text for text in texts):
-            return "a traceback"
-        return differs(folder, ranks)
-
-    return act
+COPIES = 400
 
 
-def many(folder: Path, count: int) -> None:
-    """A corpus that takes a while, and its manifest."""
+def many_files(folder: Path) -> None:
+    """A corpus that takes some seconds; hard links, as they cost no space."""
     (folder / "corpus").mkdir()
     lines = []
-    for i in range(count):
-        samples = RATE * (1 + i % 4)
-        soundfile.write(folder / f"corpus/{i:04}.flac", speech(samples, i % 7), RATE)
-        lines.append({"audio_filepath": f"corpus/{i:04}.flac", "duration": samples / RATE})
+    for number in range(COPIES):
+        name = f"corpus/{number:03}.wav"
+        (folder / name).hardlink_to(folder / f"audio/{number % 8}.wav")
+        lines.append({"audio_filepath": name, "duration": 1.6 + 0.1 * (number % 8)})
     write_lines(folder / "corpus.jsonl", lines)
 
 
-def interrupted(number: signal.Signals, seen: str, compare: Callable[[Path, Path], str | None]) -> Act:
-    """Interrupt a command as soon as `seen` exists, start it again, and compare with one that was not interrupted."""
+def interrupted(output: str, files: int, number: signal.Signals, same: Act) -> Act:
+    """A command that continues: stop it once it has written so many files, start it again, look at the result."""
 
     def act(folder: Path, command: list[str]) -> str | None:
-        many(folder, 120)
-        copy = folder.parent / "home/undisturbed/folder"
-        for name in ("home", "tmp"):
-            (copy.parent / name).mkdir(parents=True)
-        shutil.copytree(folder, copy)
-        if (outcome := in_process(command, copy, {}, 120)).code != 0:
-            return f"fails undisturbed: {outcome.text[-300:]}"
-        process = start(command, folder, {})
-        while process.poll() is None and not any(folder.glob(seen)):
-            time.sleep(0.001)
+        process, begin = start(command, folder, {}), time.monotonic()
+        while len(list(folder.glob(output))) < files and process.poll() is None and time.monotonic() - begin < 60:
+            time.sleep(0.002)
         process.send_signal(number)
         code = ended(process)
-        text = output_of(folder)
-        if code is None:
-            return f"does not end within 90 s of {number.name}"
-        if "Traceback" in text:
-            return f"a traceback after {number.name}: {text[-300:]}"
+        if code == 0:
+            return "the trial is too slow: the command has already ended"
+        if code is None or "Traceback" in output_of(folder):
+            return f"exit code {code}: {output_of(folder)[-300:]}"
         again = in_process(command, folder, {}, 120)
-        if again.code != 0:
-            return f"cannot be continued, exit code {again.code}: {again.text[-300:]}"
-        if wrong := compare(folder, copy):
-            return f"after {number.name} (code {code}): {wrong}"
-        names = [path.name for path in folder.rglob("*tmp*") if path.is_file()]
-        return f"half-written files are left: {names[:3]}" if names else None
+        return same(folder, command) if again.code == 0 else f"exit code {again.code}: {again.message[-300:]}"
 
     return act
 
 
-def same_manifest(folder: Path, copy: Path) -> str | None:
-    """Byte for byte, apart from where the folder is."""
-    found, expected = ((path / "new.jsonl").read_text().replace(str(path), "") for path in (folder, copy))
-    return None if found == expected else "another manifest than undisturbed"
+def same_arrays(folder: Path, command: list[str]) -> str | None:
+    """All utterances have whole features, and those of copies are those of the original."""
+    lines = [json.loads(line) for line in (folder / "out/manifest.jsonl").read_text().splitlines()]
+    files = list((folder / "out").rglob("*.npy"))
+    found = [np.load(folder / "out" / line["feature_filepath"]) for line in lines]
+    if (len(lines), len(files)) != (COPIES, COPIES):
+        return f"{len(lines)} lines and {len(files)} feature files instead of {COPIES}"
+    if any(array.shape[-1] != line["num_frames"] for array, line in zip(found, lines, strict=True)):
+        return "a feature file has other frames than the manifest says"
+    names = [Path(line["audio_filepath"]).name for line in lines]
+    if not np.allclose(found[names.index("000.wav")], Fixture.feature(), atol=1e-4):
+        return "features differ from those of an undisturbed run"
+    return None
 
 
-def features(folder: Path) -> dict[str, Any]:
-    return {path.name.partition("-")[2]: np.load(path) for path in (folder / "out").rglob("*.npy")}
-
-
-def same_features(folder: Path, copy: Path) -> str | None:
-    found, expected = features(folder), features(copy)
-    if found.keys() != expected.keys():
-        return f"features of {len(found)} files, undisturbed {len(expected)}"
-    names = [name for name in found if not np.allclose(found[name], expected[name], atol=1e-4)]
-    if names:
-        return f"other features than undisturbed: {names[:3]}"
-    lines = [len((path / "out/manifest.jsonl").read_text().splitlines()) for path in (folder, copy)]
-    return None if lines[0] == lines[1] else f"a manifest of {lines[0]} lines, undisturbed {lines[1]}"
-
-
-def in_foreground(act: Act) -> Act:
-    """As in a terminal: what nohup and the shell's `&` make a process ignore, and its children, is not ignored."""
-
-    def wrapped(folder: Path, command: list[str]) -> str | None:
-        for number in (HUP, INT, QUIT):
-            signal.signal(number, signal.SIG_DFL)
-        return act(folder, command)
-
-    return wrapped
+def same_manifest(folder: Path, command: list[str]) -> str | None:
+    whole = in_process(["prepare", "corpus", "--output", "whole.jsonl", "--workers", "2"], folder, {}, 120)
+    if whole.code != 0:
+        return f"the undisturbed command ends with {whole.code}"
+    texts = [(folder / f"{name}.jsonl").read_bytes() for name in ("whole", "all")]
+    return None if texts[0] == texts[1] and texts[0].count(b"\n") == COPIES else "the manifest differs"
 
 
 def trials() -> list[Trial]:
-    def row(name: str, command: Sequence[str], act: Act) -> Trial:
-        return Trial(GROUP, name, command, JUDGED_BY_ACT, act=in_foreground(act), limit_s=300)
+    def trial(name: str, command: list[str], act: Act, setup: Setup | None = None) -> Trial:
+        return Trial("kills", name, command, Refused(), setup=setup, act=act)
 
-    two = "trainer.devices=2"
-    extract = ["extract", str(Fixture.path / "model.nemo"), "corpus.jsonl", "out", "--device", "cpu"]
-    prepare = ["prepare", "corpus", "--output", "new.jsonl"]
+    resuming = Kill((KILL,), f"step {ALL_STEPS - 3}", codes=(-9,), continued=True)
     return [
-        *(
-            row(name, resume(f"trainer.devices={kill.ranks}", *kill.overrides), killed(kill))
-            for name, kill in KILLS.items()
+        *(trial(name, resume(*overrides), killed(kill)) for name, (kill, overrides) in SIGNALS.items()),
+        *(trial(name, resume(*more), against_own_run(kill)) for name, (kill, more) in OWN_REFERENCE.items()),
+        trial("a run that was resumed is killed", resume(), killed(resuming), Fixture.run),
+        trial("stopped in three starts, one after the other", resume(), stopped_again_and_again),
+        trial("submitted twice", resume(*LONG), submitted_twice),
+        trial("two ranks: launcher killed, started again at once", resume(TWO), started_again_at_once),
+        trial("report and doctor on a killed run", resume(*LONG), explained),
+        trial(
+            "extract: Ctrl-C, then the same command",
+            ["extract", str(Fixture.path / "model.nemo"), "corpus.jsonl", "out", "--device", "cpu"],
+            interrupted("out/**/*.npy", 20, INT, same_arrays),
+            many_files,
         ),
-        row("suspended for longer than a stall", resume(SOON), suspended(8, 1)),
-        row("two ranks: suspended for longer than a stall", resume(SOON, two), suspended(8, 2)),
-        row("killed in each of four lives", resume(OFTEN), again_and_again((KILL, KILL, KILL, KILL))),
-        row("another signal in each of four lives", resume(OFTEN), again_and_again((TERM, KILL, INT, USR1))),
-        row("the same command twice at once", resume(), twice(0)),
-        row("two ranks: the same command twice", resume(two), twice(1, 2)),
-        row("extract: Ctrl-C", extract, interrupted(INT, "out/*/*.npy", same_features)),
-        row("extract: KILL", extract, interrupted(KILL, "out/*/*.npy", same_features)),
-        row("prepare: Ctrl-C", prepare, interrupted(INT, "new*", same_manifest)),
-        row("prepare: KILL", prepare, interrupted(KILL, "new*", same_manifest)),
+        trial(
+            "prepare: killed, then the same command",
+            ["prepare", "corpus", "--output", "all.jsonl", "--workers", "2"],
+            interrupted("all.jsonl*", 1, KILL, same_manifest),
+            many_files,
+        ),
     ]

@@ -1,20 +1,16 @@
-"""Model files as other programs, other versions, copies and hand edits leave them, and commands given the wrong one.
-
-A model either gives the features of the undamaged one, or is refused by its name and what is wrong with it.
-"""
+"""Hostile, damaged and foreign .nemo, .ckpt and .safetensors files: the same features as ever, or words, never less."""
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import io
 import json
-import os
+import re
 import shutil
 import struct
 import tarfile
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,668 +32,796 @@ from benchmarks.hostile.harness import (
     both,
     cut,
     ended_well,
-    finite_features,
-    flipped,
     in_process,
-    link,
-    nothing,
     on_bytes,
     patched,
     pretrain,
-    replaced,
     said,
     same_features,
+    trained,
     write_lines,
 )
 from safetensors.torch import load_file, save_file
 
 GROUP = "model files"
-NEMO, CKPT, SAFE = Path("model.nemo"), Path("model.ckpt"), Path("model.safetensors")
 CONFIG, WEIGHTS = "model_config.yaml", "model_weights.ckpt"
-Q = "encoder.layers.0.self_attn.linear_q.weight"
-NORM = "encoder.layers.1.conv.batch_norm.running_var"
-Weights = dict[str, Any]
-Members = list[tuple[str, bytes]]
-SAME = Right(same_features)
+FLAT = "encoder.layers.0.norm_out.weight"
+MATRIX = "encoder.layers.0.feed_forward1.linear1.weight"
+VARIANCE = "encoder.layers.1.conv.batch_norm.running_var"
+FILTERS = "preprocessor.featurizer.fb"
+NEMO, CKPT, TENSORS = "model.nemo", "model.ckpt", "model.safetensors"
+
+PAGE = b"<!DOCTYPE html><html><head><title>Sign in</title></head><body>Your session has expired.</body></html>\n"
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"9c1f" * 16 + b"\nsize 481296384\n"
 
 
-def extract(file: str | Path, *options: str) -> list[str]:
-    return ["extract", str(file), "audio/0.wav", "out", "--device", "cpu", *options]
+# ------------------------------------------------------------------------------------------------------------- commands
 
 
-def same_or(*words: str) -> Either:
-    return Either(Refused(words), SAME)
+def extract(name: str) -> list[str]:
+    return ["extract", name, "audio/0.wav", "out", "--device", "cpu"]
 
 
-# ------------------------------------------------------------------------------------------------ files of other programs
+def info(name: str) -> list[str]:
+    return ["info", name]
 
 
-def all_models(folder: Path) -> None:
-    for name in (NEMO, CKPT, SAFE):
-        shutil.copy(Fixture.path / name, folder)
+def export(name: str, kind: str = "nemo") -> list[str]:
+    return ["export", name, f"exported.{kind}", "--format", kind]
 
 
-def saved(content: object, **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(content, buffer, **options)
-    return buffer.getvalue()
+def probe(name: str) -> list[str]:
+    return [
+        "probe",
+        name,
+        "--train",
+        "l.jsonl",
+        "--test",
+        "l.jsonl",
+        "--label",
+        "label",
+        "--output",
+        "p",
+        "--device",
+        "cpu",
+    ]
 
 
-def members(path: Path) -> dict[str, bytes]:
-    with tarfile.open(path) as archive:
-        found = {Path(member.name).name: archive.extractfile(member) for member in archive if member.isfile()}
+def starting(key: str, value: str) -> list[str]:
+    return pretrain(f"{key}={value}")
+
+
+# --------------------------------------------------------------------------------------------- what is done to the files
+
+Config = dict[str, Any]
+State = dict[str, Any]
+
+
+def given(*names: str) -> Setup:
+    """Copies of the good models."""
+    return lambda folder: [shutil.copy(Fixture.path / name, folder) for name in names]
+
+
+def damaged(name: str, change: Callable[[bytes], bytes]) -> Setup:
+    return both(given(name), on_bytes(change, Path(name)))
+
+
+def renamed(name: str, to: str) -> Setup:
+    return lambda folder: shutil.copy(Fixture.path / name, folder / to)
+
+
+def members(folder: Path) -> dict[str, bytes]:
+    """What is in the good .nemo file."""
+    with tarfile.open(Fixture.path / NEMO) as archive:
+        found = {Path(each.name).name: archive.extractfile(each) for each in archive if each.isfile()}
         return {name: file.read() for name, file in found.items() if file}
 
 
-def weights_of(path: Path) -> Weights:
-    content: Weights = torch.load(io.BytesIO(members(path)[WEIGHTS]), weights_only=True)
-    return content
+def pack(path: Path, content: Mapping[str, bytes] | list[tuple[str, bytes]], mode: str = "w") -> None:
+    """Pack a .nemo file as tar does it, without our checksums."""
+    with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
+        for name, data in content.items() if isinstance(content, Mapping) else content:
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            archive.addfile(entry, io.BytesIO(data))
 
 
-def write_tar(path: Path, content: Members, mode: str = "w:", kind: int = tarfile.GNU_FORMAT) -> None:
-    """An archive as `tar` writes it: without the checksums that ours have in their headers."""
-    with tarfile.open(path, mode, format=kind) as archive:  # type: ignore[call-overload]
-        for name, data in content:
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
+def packed(
+    change: Callable[[dict[str, bytes]], Mapping[str, bytes] | list[tuple[str, bytes]]], mode: str = "w"
+) -> Setup:
+    return lambda folder: pack(folder / NEMO, change(members(folder)), mode)
 
 
-def nemo_content() -> tuple[Weights, dict[str, Any]]:
-    """Weights and configuration of the fixture's model, as NeMo would have them."""
-    config = yaml.safe_load(members(Fixture.path / NEMO)[CONFIG])
-    config.pop("nest_ssl_version")
-    return weights_of(Fixture.path / NEMO), {**config, "nemo_version": "2.7.3"}
+def config_bytes(change: Callable[[bytes], bytes]) -> Setup:
+    """Somebody has edited the configuration, and packed it again."""
+    return packed(lambda content: {**content, CONFIG: change(content[CONFIG])})
 
 
-def as_yaml(config: object) -> bytes:
-    return yaml.safe_dump(config, sort_keys=False).encode()
+def config(**changes: Any) -> Setup:
+    """Other values in the configuration; `__` stands for a dot."""
 
-
-def with_weights(change: Callable[[Weights], object], **options: Any) -> Setup:
-    """NeMo's file with other weights; what `change` returns takes their place, if it is not None."""
-
-    def setup(folder: Path) -> None:
-        weights, config = nemo_content()
-        new = change(weights)
-        content = saved(weights if new is None else new, **options)
-        write_tar(folder / NEMO, [(f"./{CONFIG}", as_yaml(config)), (f"./{WEIGHTS}", content)])
-
-    return setup
-
-
-def with_config(changes: Mapping[str, Any]) -> Setup:
-    """NeMo's file with other values of these keys (`encoder.n_layers`)."""
-
-    def change(config: dict[str, Any]) -> bytes:
+    def change(data: bytes) -> bytes:
+        loaded: Config = yaml.safe_load(data)
         for key, value in changes.items():
-            *sections, last = key.split(".")
-            section = config
-            for name in sections:
-                section = section.setdefault(name, {})
-            section[last] = value
-        return as_yaml(config)
+            *parents, last = key.split("__")
+            section = loaded
+            for parent in parents:
+                section = section[parent]
+            if value is None:
+                section.pop(last)
+            else:
+                section[last] = value
+        return yaml.safe_dump(loaded, sort_keys=False).encode()
 
-    return with_yaml(change)
-
-
-def with_yaml(change: Callable[[dict[str, Any]], bytes]) -> Setup:
-    def setup(folder: Path) -> None:
-        weights, config = nemo_content()
-        write_tar(folder / NEMO, [(f"./{CONFIG}", change(config)), (f"./{WEIGHTS}", saved(weights))])
-
-    return setup
+    return config_bytes(change)
 
 
-def text_changed(old: str, new: str) -> Setup:
-    return with_yaml(lambda config: as_yaml(config).decode().replace(old, new, 1).encode())
+def saved(content: object, **how: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(content, file, **how)
+    return file.getvalue()
 
 
-def with_members(make: Callable[[bytes, bytes], Members], **options: Any) -> Setup:
-    """A file packed by hand from the configuration and the weights."""
+def weights(change: Callable[[State], object], **how: Any) -> Setup:
+    """Other weights in a .nemo file, saved with good checksums. A change returns new weights or changes the old ones."""
 
-    def setup(folder: Path) -> None:
-        weights, config = nemo_content()
-        write_tar(folder / NEMO, make(as_yaml(config), saved(weights)), **options)
+    def repack(content: dict[str, bytes]) -> dict[str, bytes]:
+        state = torch.load(io.BytesIO(content[WEIGHTS]), weights_only=True)
+        new = change(state)
+        return {**content, WEIGHTS: saved(state if new is None else new, **how)}
 
-    return setup
-
-
-def every(change: Callable[[Any], Any], start: str = "") -> Callable[[Weights], Weights]:
-    """Change every tensor of floats whose name starts so."""
-
-    def changed(weights: Weights) -> Weights:
-        return {
-            name: change(value) if value.is_floating_point() and name.startswith(start) else value
-            for name, value in weights.items()
-        }
-
-    return changed
+    return packed(repack)
 
 
-def one(name: str, change: Callable[[Any], Any]) -> Callable[[Weights], Weights]:
-    return lambda weights: {**weights, name: change(weights[name])}
+def each(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[State], State]:
+    return lambda state: {name: change(value) if value.is_floating_point() else value for name, value in state.items()}
 
 
-def renamed(old: str, new: str) -> Callable[[Weights], Weights]:
-    return lambda weights: {name.replace(old, new, 1): value for name, value in weights.items()}
+def one(name: str, change: Callable[[torch.Tensor], object]) -> Callable[[State], None]:
+    """Change a tensor in place, or replace it by what the change returns."""
+
+    def apply(state: State) -> None:
+        new = change(state[name])
+        state[name] = state[name] if new is None else new
+
+    return apply
 
 
-def without(*parts: str) -> Callable[[Weights], Weights]:
-    return lambda weights: {name: value for name, value in weights.items() if not any(part in name for part in parts)}
+def put(name: str, at: int, value: float) -> Callable[[State], None]:
+    def apply(state: State) -> None:
+        state[name].view(-1)[at] = value
+
+    return apply
 
 
-def pruned(weights: Weights) -> None:
-    value = weights.pop(Q)
-    weights |= {f"{Q}_orig": value, f"{Q}_mask": torch.ones_like(value)}
+def prefixed(prefix: str) -> Callable[[State], State]:
+    return lambda state: {prefix + name: value for name, value in state.items()}
 
 
-def adapted(weights: Weights) -> None:
-    for part in ("lora_A", "lora_B"):
-        weights[Q.replace("weight", f"{part}.default.weight")] = torch.ones(4, 32)
-
-
-def as_views(weights: Weights) -> Weights:
-    """All tensors are pieces of one, as flat-parameter wrappers save them."""
-    flat = torch.cat([value.flatten().double() for value in weights.values()]).float()
-    pieces = flat.split([value.numel() for value in weights.values()])
+def of_one_buffer(state: State) -> State:
+    """All weights are views of one buffer, as some optimizers keep them."""
+    sizes = [value.numel() for value in state.values()]
+    buffer = torch.cat([value.reshape(-1).double() for value in state.values()])
+    views = buffer.float().split(sizes)
     return {
-        name: piece.view(value.shape) if value.dtype == torch.float32 else value
-        for (name, value), piece in zip(weights.items(), pieces, strict=True)
+        name: view.view(value.shape) if value.is_floating_point() else value
+        for (name, value), view in zip(state.items(), views, strict=True)
     }
 
 
-def turned(value: Any) -> Any:
-    """The same numbers, in memory from the last dimension to the first."""
-    return value.permute(*reversed(range(value.dim()))).contiguous().permute(*reversed(range(value.dim())))
+def part_of_larger(state: State) -> None:
+    """A tensor is a slice of one that is a hundred times as large, and not contiguous."""
+    large = torch.zeros(state[MATRIX].shape[1] * 100, state[MATRIX].shape[0])
+    large[: state[MATRIX].shape[1]] = state[MATRIX].T
+    state[MATRIX] = large[: state[MATRIX].shape[1]].T
 
 
-def whole_module(weights: Weights) -> object:
-    return torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.BatchNorm1d(32))
+def checkpoint(change: Callable[[dict[str, Any]], object], name: str = CKPT, **how: Any) -> Setup:
+    """A training checkpoint that a script has loaded, changed and saved."""
 
-
-def near(tolerance: float) -> Right:
-    """Features like those of the undamaged model, within this share of their size."""
-
-    def check(folder: Path, outcome: Outcome) -> str | None:
-        files = list((folder / "out").rglob("*.npy"))
-        expected = Fixture.feature()
-        if len(files) != 1:
-            return f"{len(files)} feature files"
-        apart = float(np.abs(np.load(files[0]) - expected).max() / np.abs(expected).max())
-        return None if apart <= tolerance else f"features are {apart:.2g} of their size apart"
-
-    return Right(check)
-
-
-def other_model(path: str | Path) -> Setup:
-    """The same configuration, other weights."""
-    return both(with_weights(every(lambda value: value * 1.25, "encoder.layers")), moved(NEMO, path))
-
-
-def moved(old: str | Path, new: str | Path) -> Setup:
     def setup(folder: Path) -> None:
-        if old != new:
-            (folder / new).parent.mkdir(parents=True, exist_ok=True)
-            (folder / old).rename(folder / new)
-
-    return setup
-
-
-def appended(folder: Path) -> None:
-    """`tar --append` of an edited configuration: the archive has two; unpacking gives the second."""
-    config = nemo_content()[1]
-    config["encoder"]["n_layers"] = 3
-    with tarfile.open(folder / NEMO, "a") as archive:
-        member = tarfile.TarInfo(f"./{CONFIG}")
-        data = as_yaml(config)
-        member.size = len(data)
-        archive.addfile(member, io.BytesIO(data))
-
-
-def unpacked(folder: Path) -> None:
-    (folder / "unpacked").mkdir()
-    for name, data in members(folder / NEMO).items():
-        (folder / "unpacked" / name).write_bytes(data)
-
-
-def zipped(folder: Path) -> None:
-    content = members(folder / NEMO)
-    with zipfile.ZipFile(folder / NEMO, "w") as archive:
-        for name, data in content.items():
-            archive.writestr(name, data)
-
-
-CONTAINERS: list[tuple[str, Setup, str | Path, Expected]] = [
-    ("control: repacked as NeMo does", with_weights(lambda weights: None), NEMO, SAME),
-    ("gzip inside, as NeMo 1.0 wrote", with_members(lambda c, w: [(CONFIG, c), (WEIGHTS, w)], mode="w:gz"), NEMO, SAME),
-    ("names without ./", with_members(lambda c, w: [(CONFIG, c), (WEIGHTS, w)]), NEMO, SAME),
-    ("weights before configuration", with_members(lambda c, w: [(WEIGHTS, w), (CONFIG, c)]), NEMO, SAME),
-    ("old ustar archive", with_members(lambda c, w: [(CONFIG, c), (WEIGHTS, w)], kind=tarfile.USTAR_FORMAT), NEMO, SAME),
-    ("packed with its folder", with_members(lambda c, w: [(f"m/{CONFIG}", c), (f"m/{WEIGHTS}", w)]), NEMO, same_or("model.nemo")),
-    ("packed on a Mac", with_members(lambda c, w: [(f"./._{CONFIG}", b"\0\5\x16\7Mac"), (f"./{CONFIG}", c), (f"./._{WEIGHTS}", b"\0\5\x16\7Mac"), (f"./{WEIGHTS}", w)]), NEMO, same_or("model.nemo")),
-    ("with a tokenizer and a README", with_members(lambda c, w: [("README.md", b"hi"), (f"./{CONFIG}", c), (f"./{WEIGHTS}", w), ("./a1_vocab.txt", b"a\nb\n")]), NEMO, SAME),
-    ("sharded weights of NeMo 2", with_members(lambda c, w: [(f"./{CONFIG}", c), ("./model_weights/metadata.json", b"{}"), ("./model_weights/__0_0.distcp", w)]), NEMO, Refused(("model.nemo",))),
-    ("an edited configuration appended", appended, NEMO, Refused(("model.nemo",))),
-    ("weights twice, the second of another run", with_members(lambda c, w: [(CONFIG, c), (WEIGHTS, w), (WEIGHTS, saved({}))]), NEMO, Refused(("model.nemo",))),
-    ("zip instead of tar", zipped, NEMO, same_or("model.nemo")),
-    ("unpacked into a folder", unpacked, "unpacked", same_or("unpacked")),
-    ("the run folder instead of the file", Fixture.run, "runs/run", Refused(("runs/run",))),
-    ("the checkpoints folder instead of the file", Fixture.run, "runs/run/checkpoints", Refused(("checkpoints",))),
-    ("hparams.yaml instead of the file", Fixture.run, "runs/run/hparams.yaml", Refused(("hparams.yaml",))),
-    ("a manifest instead of the file", all_models, "train.jsonl", Refused(("train.jsonl",))),
-    ("the audio and the model swapped", all_models, "audio/0.wav", Refused(("0.wav",))),
-    ("pointer of Git LFS", replaced(lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 409600\n"), NEMO), NEMO, Refused(("model.nemo",))),
-    ("a login page saved as safetensors", replaced(lambda path: path.write_text("<!DOCTYPE html><html><title>Sign in</title></html>\n" * 9), SAFE), SAFE, Refused(("model.safetensors",))),
-    ("a login page saved as nemo", replaced(lambda path: path.write_text("<!DOCTYPE html><html><title>Sign in</title></html>\n" * 90), NEMO), NEMO, Refused(("model.nemo",))),
-    ("gzipped ckpt", on_bytes(gzip.compress, CKPT), CKPT, same_or("model.ckpt")),
-    ("ended with a line feed", on_bytes(lambda data: data + b"\n", NEMO), NEMO, same_or("model.nemo")),
-    ("the file twice in one (cat a a)", on_bytes(lambda data: data + data, NEMO), NEMO, same_or("model.nemo")),
-    ("safetensors with a line feed after it", on_bytes(lambda data: data + b"\n", SAFE), SAFE, same_or("model.safetensors")),
-    ("ckpt with zeros after it", on_bytes(lambda data: data + bytes(4096), CKPT), CKPT, same_or("model.ckpt")),
-    ("ckpt named nemo", moved(CKPT, "new.nemo"), "new.nemo", same_or("new.nemo")),
-    ("nemo named ckpt", moved(NEMO, "new.ckpt"), "new.ckpt", same_or("new.ckpt")),
-    ("safetensors named nemo", moved(SAFE, "new.nemo"), "new.nemo", same_or("new.nemo")),
-    ("nemo named safetensors", moved(NEMO, "new.safetensors"), "new.safetensors", same_or("new.safetensors")),
-    ("name in capitals", moved(NEMO, "MODEL.NEMO"), "MODEL.NEMO", same_or("MODEL.NEMO")),
-    ("name with (1) of a second download", moved(NEMO, "model.nemo (1)"), "model.nemo (1)", same_or("model.nemo (1)")),
-    ("link into a cache of blobs", both(moved(NEMO, "blobs/4d7a21f3"), replaced(link("blobs/4d7a21f3"), NEMO)), NEMO, SAME),
-    ("link whose blob is gone", replaced(link("blobs/4d7a21f3"), NEMO), NEMO, Refused(("model.nemo",))),
-    ("index of sharded safetensors", replaced(lambda path: path.write_text(json.dumps({"metadata": {}, "weight_map": {Q: "model-00001-of-00002.safetensors"}})), Path("model.safetensors.index.json")), "model.safetensors.index.json", Refused(("index.json",))),
-    ("ckpt named pt", moved(CKPT, "model.pt"), "model.pt", same_or("model.pt")),
-    ("weights alone as pth", lambda folder: (folder / "w.pth").write_bytes(saved(nemo_content()[0])), "w.pth", Refused(("w.pth",))),
-    ("weights of an unpacked nemo", unpacked, f"unpacked/{WEIGHTS}", same_or(WEIGHTS)),
-    ("configuration of an unpacked nemo", unpacked, f"unpacked/{CONFIG}", Refused((CONFIG,))),
-    ("an ONNX file", replaced(lambda path: path.write_bytes(b"\x08\x08\x12\x07pytorch\x1a\x062.13.0:" + bytes(999)), Path("nest.onnx")), "nest.onnx", Refused(("nest.onnx",))),
-    ("a folder that is named like a file", replaced(Path.mkdir, Path("nest.nemo")), "nest.nemo", Refused(("nest.nemo",))),
-    ("a name without its ending", all_models, "model", Refused(("model",))),
-    ("a pipe with nobody at its other end", replaced(os.mkfifo, Path("pipe.nemo")), "pipe.nemo", Refused(("pipe.nemo",))),
-    ("pickle that runs a command", with_members(lambda c, w: [(CONFIG, c), (WEIGHTS, EVIL)]), NEMO, Refused(("model.nemo",))),
-]  # fmt: skip
-
-DAMAGE: list[tuple[str, Callable[[bytes], bytes]]] = [
-    ("cut at half", cut(0.5)),
-    ("last 16 KB lost", lambda data: data[: -(1 << 14)]),
-    ("second half zeros, right size", lambda data: data[: len(data) // 2] + bytes(len(data) - len(data) // 2)),
-    ("resumed download, a part twice", lambda data: data[: len(data) // 2] + data[len(data) // 3 :]),
-    ("sent as text (CRLF)", lambda data: data.replace(b"\n", b"\r\n")),
-    ("a page of zeros in the middle", lambda data: patched(data, len(data) // 3, bytes(4096))),
-    ("bit flipped near the end", flipped(0.9)),
-]
-
-TENSORS: list[tuple[str, Callable[[Weights], object], Expected]] = [
-    ("prefix module. of DDP", renamed("", "module."), same_or("module.")),
-    ("prefix _orig_mod. of torch.compile", renamed("", "_orig_mod."), same_or("_orig_mod.")),
-    ("prefix model. of Lightning", renamed("", "model."), same_or("model.")),
-    ("only the encoder compiled", renamed("encoder.", "encoder._orig_mod."), same_or("_orig_mod.")),
-    ("a whole checkpoint as weights", lambda weights: {"state_dict": weights, "epoch": 3}, same_or("state_dict|model.nemo")),
-    ("bfloat16", every(lambda value: value.bfloat16()), Either(Refused(("bfloat16",)), near(0.1))),
-    ("float16", every(lambda value: value.half()), Either(Refused(("float16",)), near(0.05))),
-    ("float64", every(lambda value: value.double()), same_or("float64")),
-    ("float8", every(lambda value: value.to(torch.float8_e4m3fn), "encoder"), Either(Refused(("float8",)), near(0.5))),
-    ("float16 that overflowed", one(Q, lambda value: (value * 1e6).half()), Refused((Q,))),
-    ("averaged: counters are floats", lambda weights: {k: v.float() if "tracked" in k else v for k, v in weights.items()}, same_or("num_batches_tracked")),
-    ("averaged: a variance below zero", one(NORM, lambda value: value - value.max() - 1e-6), Refused(("running_var",))),
-    ("one variance is NaN", one(NORM, lambda value: value.index_fill(0, torch.tensor([3]), float("nan"))), Refused(("running_var",))),
-    ("parameters only, no buffers", lambda weights: {k: torch.nn.Parameter(v) for k, v in weights.items() if v.is_floating_point() and "running" not in k and "featurizer" not in k and "quantizer" not in k}, Refused(("running_mean|running_var|featurizer|quantizer",))),
-    ("without counters", without("num_batches_tracked"), same_or("num_batches_tracked")),
-    ("without a bias", without("linear1.bias"), Refused(("linear1.bias",))),
-    ("encoder and mels only", without("decoder", "quantizer", "mask_processor"), same_or("decoder|quantizer|mask")),
-    ("without mel filters", without("featurizer"), same_or("featurizer")),
-    ("pruned, not made permanent", pruned, Refused(("weight_orig|weight_mask|linear_q.weight",))),
-    ("adapters of LoRA left in", adapted, Refused(("lora",))),
-    ("empty tensors of a sharded rank", every(lambda value: torch.empty(0), "encoder.layers"), Refused(("encoder.layers",))),
-    ("encoder all zeros", every(torch.zeros_like, "encoder"), Refused(("encoder",))),
-    ("tensors on meta", every(lambda value: value.to("meta"), "encoder"), Refused(("encoder",))),
-    ("sparse tensors", one(Q, lambda value: value.to_sparse()), same_or("linear_q")),
-    ("pieces of one flat tensor", as_views, SAME),
-    ("tensors not contiguous", every(turned), SAME),
-    ("weights of 1e30", every(lambda value: value * 1e30, "encoder.layers.0.feed_forward1"), Either(Refused(("feed_forward1|finite",)), Right(finite_features))),
-    ("numpy arrays", lambda weights: {name: value.numpy() for name, value in weights.items()}, same_or("model.nemo")),
-    ("a pickled module", whole_module, Refused(("model.nemo",))),
-    ("a list of tensors, no names", lambda weights: list(weights.values()), Refused(("model.nemo",))),
-    ("complex weights", one(Q, lambda value: value.to(torch.complex64)), Refused(("linear_q",))),
-    ("one layer is another's shape", one(Q, lambda value: value[:16]), Refused(("linear_q",))),
-    ("a layer more than the configuration", lambda weights: {**weights, **{k.replace("layers.1.", "layers.2."): v for k, v in weights.items() if "layers.1." in k}}, Refused(("layers.2",))),
-]  # fmt: skip
-
-CONFIGS: list[tuple[str, Setup, Expected]] = [
-    ("window_size in ms", with_config({"preprocessor.window_size": 25}), Refused(("window_size|window",))),
-    ("window_stride in ms", with_config({"preprocessor.window_stride": 10}), Refused(("window_stride",))),
-    ("window_stride of 0", with_config({"preprocessor.window_stride": 0}), Refused(("window_stride",))),
-    ("rate in kHz", with_config({"sample_rate": 16, "preprocessor.sample_rate": 16}), Refused(("sample_rate|filter|window",))),
-    ("rate as text 16k", with_config({"sample_rate": "16k", "preprocessor.sample_rate": "16k"}), Refused(("sample_rate",))),
-    ("normalize misspelt", with_config({"preprocessor.normalize": "per_features"}), Refused(("normalize",))),
-    ("pad_to below zero", with_config({"preprocessor.pad_to": -16}), Refused(("pad_to",))),
-    ("mag_power NaN", with_config({"preprocessor.mag_power": float("nan")}), Refused(("mag_power",))),
-    ("log_zero_guard_value of 0", with_config({"preprocessor.log_zero_guard_value": 0.0}), Either(Refused(("log_zero_guard",)), Right(finite_features))),
-    ("dither as YAML 1.1 reads it", text_changed("dither: 1.0e-05", "dither: 1e-5"), same_or("dither")),
-    ("n_heads does not fit", with_config({"encoder.n_heads": 8}), Refused(("pos_bias|n_heads",))),
-    ("norm of another model", with_config({"encoder.conv_norm_type": "layer_norm"}), Refused(("batch_norm|conv_norm_type",))),
-    ("kernel size even", with_config({"encoder.conv_kernel_size": 8}), Refused(("kernel",))),
-    ("factor not a power of two", with_config({"encoder.subsampling_factor": 6}), Refused(("subsampling_factor",))),
-    ("n_layers 2.0", text_changed("n_layers: 2", "n_layers: 2.0"), same_or("n_layers")),
-    ("n_layers an expression", text_changed("n_layers: 2", "n_layers: ${model.layers}"), Refused(("n_layers|model.layers",))),
-    ("d_model quoted", text_changed("d_model: 32", "d_model: '32'"), same_or("d_model")),
-    ("d_model null", text_changed("d_model: 32", "d_model: null"), Refused(("d_model",))),
-    ("d_model too large for any machine", text_changed("d_model: 32", "d_model: 32000000"), Refused(("d_model|memory",))),
-    ("n_layers below 0", text_changed("n_layers: 2", "n_layers: -2"), Refused(("n_layers",))),
-    ("a key of a newer NeMo", with_config({"encoder.use_flash_attention_4": True}), same_or("use_flash_attention_4")),
-    ("a key twice", text_changed("  n_layers: 2\n", "  n_layers: 2\n  n_layers: 17\n"), Refused(("n_layers",))),
-    ("marks of a merge conflict", with_yaml(lambda config: b"<<<<<<< HEAD\n" + as_yaml(config) + b"=======\n>>>>>>> main\n"), Refused((CONFIG,))),
-    ("tab in the YAML", text_changed("  n_layers: 2", "\tn_layers: 2"), Refused((CONFIG,))),
-    ("saved as UTF-16", with_yaml(lambda config: as_yaml(config).decode().encode("utf-16")), same_or(CONFIG)),
-    ("byte order mark and CRLF", with_yaml(lambda config: b"\xef\xbb\xbf" + as_yaml(config).replace(b"\n", b"\r\n")), same_or(CONFIG)),
-    ("below model:, as in hparams.yaml", with_yaml(lambda config: as_yaml({"model": config})), same_or("model.nemo")),
-    ("a list", with_yaml(lambda config: as_yaml([config])), Refused((CONFIG,))),
-    ("empty", with_yaml(lambda config: b""), Refused((CONFIG,))),
-    ("of a recogniser", with_config({"target": "nemo.collections.asr.models.EncDecCTCModelBPE", "decoder": {"_target_": "nemo.collections.asr.modules.ConvASRDecoder", "num_classes": 1024}}), same_or("EncDecCTCModelBPE|ConvASRDecoder|decoder")),
-    ("another window than the weights", with_config({"preprocessor.window": "hamming"}), Refused(("window",))),
-    ("preemph in percent", with_config({"preprocessor.preemph": 97}), Refused(("preemph",))),
-    ("highfreq of another rate", with_config({"preprocessor.highfreq": 4000}), Refused(("fb|filter|highfreq",))),
-    ("mel_norm misspelt", with_config({"preprocessor.mel_norm": "slaney_"}), Refused(("mel_norm",))),
-    ("window misspelt", with_config({"preprocessor.window": "hanning"}), same_or("window")),
-    ("log switched off as a text", with_config({"preprocessor.log": "false"}), Refused(("preprocessor.log",))),
-    ("xscaling as a text", with_config({"encoder.xscaling": "no"}), Refused(("xscaling",))),
-    ("dropout in percent", with_config({"encoder.dropout": 10}), Refused(("dropout",))),
-    ("context of no frames", with_config({"encoder.att_context_size": [-5, 0]}), Refused(("att_context_size",))),
-    ("context of one number", with_config({"encoder.att_context_size": 128}), Refused(("att_context_size",))),
-    ("reduction inside the encoder", with_config({"encoder.reduction": "pooling", "encoder.reduction_factor": 2}), Refused(("reduction",))),
-    ("pos_emb_max_len of 10**15", with_config({"encoder.pos_emb_max_len": 10**15}), same_or("pos_emb_max_len")),
-    ("an encoder of my company", with_config({"encoder._target_": "company.modules.OurEncoder"}), Refused(("company.modules.OurEncoder",))),
-    ("a secret of the environment", with_config({"train_ds.manifest_filepath": "${oc.env:HOME}/m.jsonl"}), Refused(("oc.env",))),
-    ("training data that is not there", with_config({"train_ds.manifest_filepath": "/gone/*.jsonl", "validation_ds": None}), SAME),
-    ("no optimizer, no data", with_yaml(lambda config: as_yaml({k: v for k, v in config.items() if k not in {"optim", "train_ds", "validation_ds", "loss"}})), same_or("model.nemo")),
-    ("a comment in Latin-1", with_yaml(lambda config: "# f\xfcr Anna\n".encode("latin-1") + as_yaml(config)), same_or(CONFIG)),
-    ("a second document in the YAML", with_yaml(lambda config: as_yaml(config) + b"---\nencoder: {n_layers: 17}\n"), Refused((CONFIG,))),
-    ("a date for a name", with_config({"nemo_version": "2026-11-19", "name": "12:30:45"}), same_or("name")),
-    ("no preprocessor", with_yaml(lambda config: as_yaml({k: v for k, v in config.items() if k != "preprocessor"})), Refused(("preprocessor",))),
-]  # fmt: skip
-
-
-def strange_checkpoint(change: Callable[[dict[str, Any]], object]) -> Setup:
-    def setup(folder: Path) -> None:
-        content = torch.load(folder / CKPT, weights_only=True)
+        content = torch.load(Fixture.path / CKPT, weights_only=True)
         new = change(content)
-        torch.save(content if new is None else new, folder / CKPT)
+        (folder / name).write_bytes(saved(new if isinstance(new, dict) else content, **how))
 
     return setup
 
 
-def resaved(change: Callable[[Weights], Weights], metadata: dict[str, str] | None) -> Setup:
-    """The safetensors file through another program, which may keep a part of the metadata."""
+def kept(*keys: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda content: {key: content[key] for key in keys}
+
+
+def saved_on_gpu(data: bytes) -> bytes:
+    """Tensors that were on `cuda:3` when they were saved."""
+    cpu, gpu = b"X\x03\x00\x00\x00cpu", b"X\x06\x00\x00\x00cuda:3"
+    packed = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as new:
+        for name in old.namelist():
+            content = old.read(name)
+            new.writestr(name, content.replace(cpu, gpu) if name.endswith("data.pkl") else content)
+    return packed.getvalue()
+
+
+def by_nemo(content: dict[str, Any]) -> None:
+    """As NeMo and Lightning write it: other bookkeeping."""
+    for key in ("progress", "data_position", "epoch_means", "nest_ssl_version"):
+        content.pop(key)
+    content["callbacks"] = {"NeMoModelCheckpoint": {"best_model_score": torch.tensor(4.0741), "dirpath": "/results"}}
+    content["loops"] = {"fit_loop": {"epoch_progress": {"total": {"ready": 3}}}}
+    content["pytorch-lightning_version"] = "2.4.0"
+
+
+def by_callback(content: dict[str, Any]) -> None:
+    """A callback of the user's keeps numpy's numbers."""
+    by_nemo(content)
+    content["callbacks"]["MyMetrics"] = {"best_wer": np.float64(0.31), "history": np.arange(3)}
+
+
+def tensors(change: Callable[[State], State], keep: bool = False) -> Setup:
+    """Load and save a .safetensors file; by default without its metadata, as `save_file(load_file(…))` does."""
 
     def setup(folder: Path) -> None:
-        path = folder / SAFE
-        data = path.read_bytes()
-        (size,) = struct.unpack("<Q", data[:8])
-        old = json.loads(data[8 : 8 + size])["__metadata__"]
-        kept = None if metadata is None else {"model_config": old["model_config"], "format": "pt", **metadata}
-        save_file({name: value.contiguous() for name, value in change(load_file(path)).items()}, path, kept)
+        data = (Fixture.path / TENSORS).read_bytes()
+        head = json.loads(data[8 : 8 + struct.unpack("<Q", data[:8])[0]])
+        changed = change(load_file(Fixture.path / TENSORS))
+        save_file(changed, folder / TENSORS, metadata=head["__metadata__"] if keep else None)
 
     return setup
 
 
-CHECKPOINTS: list[tuple[str, Setup, Path, Expected]] = [
-    ("ckpt with hyper-parameters as a Namespace", strange_checkpoint(lambda content: {**content, "hyper_parameters": argparse.Namespace(**content["hyper_parameters"])}), CKPT, same_or("model.ckpt")),
-    ("ckpt of weights alone", strange_checkpoint(lambda content: content["state_dict"]), CKPT, Refused(("model.ckpt",))),
-    ("ckpt of the optimizer alone", strange_checkpoint(lambda content: {"optimizer_states": content["optimizer_states"]}), CKPT, Refused(("state_dict|weights",))),
-    ("ckpt without hyper-parameters", strange_checkpoint(lambda content: content.pop("hyper_parameters") and None), CKPT, Refused(("hyper_parameters|configuration",))),
-    ("ckpt whose weights are null", strange_checkpoint(lambda content: {**content, "state_dict": None}), CKPT, Refused(("state_dict|weights",))),
-    ("ckpt with hyper-parameters not below cfg", strange_checkpoint(lambda content: {**content, "hyper_parameters": content["hyper_parameters"]["cfg"]}), CKPT, same_or("hyper_parameters|configuration")),
-    ("ckpt with tensors of an average besides", strange_checkpoint(lambda content: {**content, "ema_state_dict": content["state_dict"]}), CKPT, SAME),
-    ("safetensors without metadata", resaved(dict, None), SAFE, Refused(("model.safetensors",))),
-    ("safetensors resaved, without our checksum", resaved(dict, {}), SAFE, SAME),
-    ("safetensors resaved with NaN", resaved(one(Q, lambda value: value * float("nan")), {}), SAFE, Refused(("linear_q",))),
-    ("safetensors of float16, old checksum", resaved(every(lambda value: value.half()), {"crc32": "81d4c6ce"}), SAFE, Refused(("model.safetensors",))),
-]  # fmt: skip
+def header(change: Callable[[dict[str, Any]], object]) -> Callable[[bytes], bytes]:
+    """Change the header of a .safetensors file, and leave the tensors as they are."""
+
+    def apply(data: bytes) -> bytes:
+        end = 8 + struct.unpack("<Q", data[:8])[0]
+        head = json.loads(data[8:end])
+        change(head)
+        text = json.dumps(head).encode()
+        text += b" " * (-len(text) % 8)
+        return struct.pack("<Q", len(text)) + text + data[end:]
+
+    return apply
 
 
-# ------------------------------------------------------------------------------------------- commands that use the model
+def of_speech_recogniser(content: dict[str, bytes]) -> dict[str, bytes]:
+    """NeMo's CTC model with the same encoder: another class, another decoder, a tokenizer's files."""
+    loaded: Config = yaml.safe_load(content[CONFIG])
+    for key in ("quantizer", "masking", "loss", "num_classes", "num_books", "code_dim"):
+        loaded.pop(key)
+    loaded["target"] = "nemo.collections.asr.models.ctc_bpe_models.EncDecCTCModelBPE"
+    loaded["decoder"] = {"_target_": "nemo.collections.asr.modules.ConvASRDecoder", "feat_in": 32, "num_classes": 128}
+    loaded["tokenizer"] = {"dir": "tok", "type": "bpe", "model_path": "nemo:tokenizer.model"}
+    state = torch.load(io.BytesIO(content[WEIGHTS]), weights_only=True)
+    state = {name: value for name, value in state.items() if name.startswith(("preprocessor.", "encoder."))}
+    state["decoder.decoder_layers.0.weight"] = torch.zeros(129, 32, 1)
+    state["decoder.decoder_layers.0.bias"] = torch.zeros(129)
+    return {CONFIG: yaml.safe_dump(loaded).encode(), WEIGHTS: saved(state), "tokenizer.model": b"\n\x0e\n\x05<unk>"}
 
 
-def same_model(path: str) -> Check:
-    """The file holds the fixture's weights, bit for bit."""
-
-    def check(folder: Path, outcome: Outcome) -> str | None:
-        expected, found = weights_of(Fixture.path / NEMO), weights_of(folder / path)
-        different = [k for k in expected | found if k not in found or not torch.equal(expected[k], found[k])]
-        return f"{path}: other weights: {different[:3]}" if different else None
-
-    return check
-
-
-def same_values(path: str) -> Check:
-    """The file holds the fixture's numbers, in whatever type."""
-
-    def check(folder: Path, outcome: Outcome) -> str | None:
-        expected, found = weights_of(Fixture.path / NEMO), weights_of(folder / path)
-        same = expected.keys() == found.keys() and all(
-            torch.equal(expected[k].double(), found[k].double()) for k in found
-        )
-        return None if same else f"{path}: other weights"
-
-    return check
-
-
-def kept(name: str, text: str, then: Check) -> Check:
-    def check(folder: Path, outcome: Outcome) -> str | None:
-        path = folder / name
-        return then(folder, outcome) if path.is_file() and path.read_text() == text else f"{name} is lost"
-
-    return check
-
-
-def new_features(folder: Path, outcome: Outcome) -> str | None:
-    """The folder's features are not those of the fixture's model."""
-    with (folder / "out/manifest.jsonl").open() as file:
-        found = np.load(folder / json.loads(next(file))["feature_filepath"])
-    return "features of another model" if np.array_equal(found, Fixture.feature()) else None
-
-
-def with_notes(folder: Path) -> None:
-    (folder / "there").mkdir()
-    (folder / "there/notes.txt").write_text("mine")
-
-
-def old_features(folder: Path) -> None:
-    shutil.copytree(Fixture.path / "features", folder / "out")
-
-
-def label_as(folder: Path, labels: Sequence[object]) -> None:
-    files = [{"audio_filepath": f"audio/{i}.wav", "duration": 1.6 + 0.1 * i} for i in range(8)]
-    write_lines(folder / "l.jsonl", [{**line, "label": labels[i % len(labels)]} for i, line in enumerate(files)])
+def bomb(data: bytes) -> bytes:
+    """Aliases that stand for 10^9 words."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 9)]
+    return data + "\n".join(lines).encode() + b"\n"
 
 
 def labelled(folder: Path) -> None:
-    label_as(folder, ["a", "b"])
+    lines = [{"audio_filepath": f"audio/{i}.wav", "duration": 1.6 + 0.1 * i, "label": "ab"[i % 2]} for i in range(8)]
+    write_lines(folder / "l.jsonl", lines)
 
 
-def results(weights: Sequence[object]) -> Setup:
-    """What a probe has written, as far as `extract` reads it."""
-    content = {"layers": list(range(len(weights))), "layer_weights": weights}
-    return replaced(lambda path: path.write_text(json.dumps(content)), Path("results.json"))
+def evil_in_archive(data: bytes) -> bytes:
+    """A checkpoint in torch's form whose pickle runs a command."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as new:
+        for name in old.namelist():
+            new.writestr(name, EVIL if name.endswith("data.pkl") else old.read(name))
+    return packed.getvalue()
 
 
-NAN = with_weights(one(Q, lambda value: value * float("nan")))
-PROBE = ["probe", "model.nemo", "--train", "l.jsonl", "--test", "l.jsonl", "--label", "label", "--output", "probe"]
-PROBE += ["--device", "cpu"]
-INCLUDE = "++init_from_nemo_model={m: {path: model.nemo, %s}}"
-
-COMMANDS: list[tuple[str, Setup, list[str], Expected]] = [
-    ("features of the same path, another model", both(old_features, other_model(NEMO)), extract(NEMO), Either(Refused(("out",)), Right(new_features))),
-    ("features of the same run, another model", both(old_features, Fixture.run, other_model("runs/run/checkpoints/run.nemo")), extract("runs/run/checkpoints/run.nemo"), Either(Refused(("out",)), Right(new_features))),
-    ("layer that does not exist", all_models, extract(NEMO, "--layers", "2"), Refused(("layers",))),
-    ("layers as a range", all_models, extract(NEMO, "--layers", "0-1"), Either(Refused(("layers",)), SAME)),
-    ("a layer twice", all_models, extract(NEMO, "--layers", "0,0"), Refused(("layers",))),
-    ("weights that sum to zero", all_models, extract(NEMO, "--aggregation", "weighted", "--weights", "0,0"), Refused(("weights",))),
-    ("weights with NaN", all_models, extract(NEMO, "--aggregation", "weighted", "--weights", "nan,1"), Refused(("weights",))),
-    ("weights of a model with three layers", results([0.2, 0.3, 0.5]), extract(NEMO, "--aggregation", "weighted", "--weights", "results.json"), Refused(("results.json|layers",))),
-    ("weights of null", results([None, 1.0]), extract(NEMO, "--aggregation", "weighted", "--weights", "results.json"), Refused(("results.json",))),
-    ("weights without weighted", all_models, extract(NEMO, "--weights", "0.5,0.5"), Refused(("weights|weighted",))),
-    ("export onto itself", all_models, ["export", "model.nemo", "model.nemo", "--format", "nemo"], Either(Refused(("model.nemo",)), Right(same_model("model.nemo")))),
-    ("export over its source through a link", replaced(link("model.nemo"), Path("new.nemo")), ["export", "model.nemo", "new.nemo", "--format", "nemo"], Either(Refused(("new.nemo",)), Right(same_model("model.nemo")))),
-    ("export nemo into a folder", replaced(Path.mkdir, Path("there")), ["export", "model.nemo", "there", "--format", "nemo"], Refused(("there",))),
-    ("export huggingface onto a file", all_models, ["export", "model.nemo", "model.ckpt"], Refused(("model.ckpt",))),
-    ("export into a folder with my notes", with_notes, ["export", "model.nemo", "there"], Either(Refused(("there",)), Right(kept("there/notes.txt", "mine", ended_well)))),
-    ("export of a bad model over a good one", both(NAN, replaced(lambda path: shutil.copy(Fixture.path / NEMO, path), Path("good.nemo"))), ["export", "model.nemo", "good.nemo", "--format", "nemo"], Refused(("linear_q",))),
-    ("ckpt to nemo and nothing lost", all_models, ["export", "model.ckpt", "new.nemo", "--format", "nemo"], Right(same_model("new.nemo"))),
-    ("safetensors to nemo and nothing lost", all_models, ["export", "model.safetensors", "new.nemo", "--format", "nemo"], Right(same_model("new.nemo"))),
-    ("float64 to nemo", with_weights(every(lambda value: value.double())), ["export", "model.nemo", "new.nemo", "--format", "nemo"], Either(Refused(("float64",)), Right(same_values("new.nemo")))),
-    ("batch of no seconds", all_models, extract(NEMO, "--batch-seconds", "0"), Refused(("batch-seconds|batch_seconds",))),
-    ("batch of NaN seconds", all_models, extract(NEMO, "--batch-seconds", "nan"), Refused(("batch-seconds|batch_seconds",))),
-    ("batch smaller than any audio", all_models, extract(NEMO, "--batch-seconds", "0.001"), same_or("batch-seconds|batch_seconds")),
-    ("longest duration of 0", all_models, extract(NEMO, "--max-duration", "0"), Refused(("max-duration|max_duration",))),
-    ("longest duration NaN", all_models, extract(NEMO, "--max-duration", "nan"), Refused(("max-duration|max_duration",))),
-    ("shards of no size", all_models, extract(NEMO, "--format", "shards", "--shard-mb", "0"), Refused(("shard-mb|shard_mb",))),
-    ("shards of NaN", all_models, extract(NEMO, "--format", "shards", "--shard-mb", "nan"), Refused(("shard-mb|shard_mb",))),
-    ("device of NeMo", all_models, [*extract(NEMO)[:-1], "gpu"], Refused(("device|gpu",))),
-    ("a GPU that is not there", all_models, [*extract(NEMO)[:-1], "cuda:7"], Refused(("cuda:7",))),
-    ("device meta", all_models, [*extract(NEMO)[:-1], "meta"], Refused(("meta",))),
-    ("model in place of the audio", all_models, ["extract", "model.nemo", "model.ckpt", "out", "--device", "cpu"], Refused(("model.ckpt",), partial=True)),
-    ("float16 features of large weights", with_weights(one("encoder.layers.1.norm_out.weight", lambda value: value * 1e6)), extract(NEMO, "--dtype", "float16"), Either(Refused(("float16|finite",), partial=True), Right(finite_features))),
-    ("info with a size for a file", all_models, ["info", "model.nemo", "size=xlarge"], Refused(("size",))),
-    ("info of a file and a word", all_models, ["info", "model.nemo", "and"], Refused(("and",))),
-    ("info of three", all_models, ["info", "model.nemo", "model.ckpt", "model.safetensors"], Refused()),
-    ("probe that is tested on what it learned", labelled, PROBE, Either(Refused(("l.jsonl",)), Right(said("training data", then=ended_well)))),
-    ("probe of one class", lambda folder: label_as(folder, ["a"]), PROBE, Refused(("label|class",))),
-    ("probe of labels that pandas left empty", lambda folder: label_as(folder, ["a", float("nan"), "b", None]), PROBE, Refused(("l.jsonl",))),
-    ("probe of numbers and texts", lambda folder: label_as(folder, [1, "1"]), PROBE, Refused(("label|l.jsonl|class",))),
-    ("probe of lists", lambda folder: label_as(folder, [["a"], ["b"]]), PROBE, Refused(("l.jsonl",))),
-    ("probe of a label for each utterance", lambda folder: label_as(folder, list("abcdefgh")), PROBE, Either(Refused(("label|class",)), Right(said("8 classes", then=ended_well)))),
-    ("probe: more examples than there are", labelled, [*PROBE, "--labels-per-class", "50"], Either(Refused(("labels-per-class|labels_per_class",)), Right(said("50", then=ended_well)))),
-    ("probe: noise without a ratio", labelled, [*PROBE, "--noise", "l.jsonl"], Refused(("snr",))),
-    ("probe: ratio without noise", labelled, [*PROBE, "--snr", "0"], Refused(("noise",))),
-    ("probe: ratio of NaN", labelled, [*PROBE, "--snr", "nan", "--noise", "l.jsonl"], Refused(("snr",))),
-    ("probe: learning rate below 0", labelled, [*PROBE, "--head", "attentive", "--lr", "-1"], Refused(("lr",))),
-    ("info of NaN", NAN, ["info", "model.nemo"], Either(Refused(("linear_q",)), Right(said("nan", then=ended_well)))),
-    ("info of two, one is damaged", both(all_models, on_bytes(cut(0.5), CKPT)), ["info", "model.nemo", "model.ckpt"], Refused(("model.ckpt",))),
-    ("info of half a million layers", all_models, ["info", "nest_fast-conformer", "model.encoder.n_layers=500000"], Either(Refused(("n_layers",)), Right(said("500,000", then=ended_well)))),
-    ("probe of NaN", both(labelled, NAN), PROBE, Refused(("linear_q",))),
-    ("verify of NaN", NAN, ["verify", "model.nemo"], Refused(("model.nemo",))),
-    ("verify of a text file", all_models, ["verify", "train.jsonl"], Refused(("train.jsonl",))),
-    ("start from NaN", NAN, pretrain("++init_from_nemo_model=model.nemo"), Refused(("linear_q",))),
-    ("start from a missing file", all_models, pretrain("++init_from_nemo_model=modle.nemo"), Refused(("modle.nemo",))),
-    ("start from another width", with_weights(lambda weights: None), pretrain("++init_from_nemo_model=model.nemo", "model.encoder.d_model=64"), Refused(("model.nemo",))),
-    ("start with an include that matches nothing", all_models, pretrain(INCLUDE % "include: [encodr]"), Refused(("encodr",))),
-    ("start with everything excluded", all_models, pretrain(INCLUDE % "exclude: [encoder, decoder, preprocessor, quantizer, mask_processor]"), Refused(("exclude",))),
-    ("start with include as a text", all_models, pretrain(INCLUDE % "include: encoder"), Either(Refused(("include",)), Right(said("92 loaded")))),
-    ("start from two files", all_models, pretrain("++init_from_nemo_model=model.nemo", "++init_from_ptl_ckpt=model.ckpt"), Either(Refused(("init_from",)), Right(said("init_from")))),
-    ("start: nemo given as ckpt", all_models, pretrain("++init_from_ptl_ckpt=model.nemo"), Either(Refused(("model.nemo",)), Right(said("model.nemo")))),
-    ("start from weights of the optimizer", strange_checkpoint(lambda content: content.pop("state_dict") and None), pretrain("++init_from_ptl_ckpt=model.ckpt"), Refused(("model.ckpt",))),
-    ("start from a folder", Fixture.run, pretrain("exp_manager.name=new", "++init_from_nemo_model=runs/run"), Refused(("runs/run",))),
-]  # fmt: skip
+def deflated(data: bytes) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    return packed.getvalue()
 
 
-def shard(path: Path, number: int = 0) -> Path:
-    return sorted(path.glob("*.distcp"))[number]
+# -------------------------------------------------------------------------------------------------------- what is right
 
 
-def bit_in_shard(share: float) -> Callable[[Path], object]:
-    return lambda path: shard(path).write_bytes(flipped(share)(shard(path).read_bytes()))
+def close_features(tolerance: float) -> Check:
+    """The features of rounded weights are near those of the others, and not nonsense."""
+
+    def check(folder: Path, outcome: Outcome) -> str | None:
+        found, expected = (
+            np.asarray(array, dtype=np.float64)
+            for array in (np.load(next((folder / "out").rglob("*.npy"))), Fixture.feature())
+        )
+        if found.shape != expected.shape:
+            return f"shape {found.shape}"
+        difference = float(np.abs(found - expected).max())
+        return None if difference <= tolerance else f"features differ by {difference:.3g}"
+
+    return check
 
 
-def as_trained(folder: Path, outcome: Outcome) -> str | None:
-    """The exported model is the one that the run with sharded weights has written at its end."""
-    expected = weights_of(Fixture.path / "sharded" / SHARDS.parent / "shards.nemo")
-    found = weights_of(folder / "new.nemo")
-    wrong = [
-        k for k in expected | found if k not in expected or k not in found or not torch.equal(expected[k], found[k])
+def same_weights(folder: Path, outcome: Outcome) -> str | None:
+    """What was exported holds the weights of the good model."""
+    with tarfile.open(Fixture.path / NEMO) as archive:
+        member = next(each for each in archive if each.name.endswith(WEIGHTS))
+        expected = torch.load(io.BytesIO(archive.extractfile(member).read()), weights_only=True)  # type: ignore[union-attr]
+    with tarfile.open(folder / NEMO) as archive:
+        member = next(each for each in archive if each.name.endswith(WEIGHTS))
+        found = torch.load(io.BytesIO(archive.extractfile(member).read()), weights_only=True)  # type: ignore[union-attr]
+    different = [name for name in expected if name not in found or not torch.equal(expected[name], found[name])]
+    return f"weights differ: {different[:3]}" if different else None
+
+
+def refused(*words: str) -> Refused:
+    return Refused(words)
+
+
+SAME = Right(same_features)
+ALL_LOADED = Right(said(" 0 missing in the file", " 0 of a different shape", then=trained))
+
+
+def either(*words: str, right: Right = SAME) -> Either:
+    return Either(Refused(words), right)
+
+
+# --------------------------------------------------------------------------------------------------------------- trials
+
+Row = tuple[str, Setup, list[str], Expected]
+
+
+def not_what_it_says() -> list[Row]:
+    """The name or the content is of something else."""
+    return [
+        ("a login page as .nemo", damaged(NEMO, always(PAGE)), info(NEMO), refused(NEMO)),
+        ("a git lfs pointer as .nemo", damaged(NEMO, always(POINTER)), extract(NEMO), refused(NEMO)),
+        ("an empty .nemo", damaged(NEMO, always(b"")), probe(NEMO), refused(NEMO)),
+        ("a download of .nemo that stopped in the weights", damaged(NEMO, cut(0.7)), extract(NEMO), refused(NEMO)),
+        ("a download of .safetensors that stopped", damaged(TENSORS, cut(0.9)), export(TENSORS), refused(TENSORS)),
+        (
+            ".nemo sent as text: CRLF",
+            damaged(NEMO, lambda data: data.replace(b"\n", b"\r\n")),
+            extract(NEMO),
+            refused(NEMO),
+        ),
+        ("a .ckpt that was renamed to .nemo", renamed(CKPT, NEMO), extract(NEMO), either(NEMO)),
+        ("a .nemo that was renamed to .ckpt", renamed(NEMO, CKPT), extract(CKPT), either(CKPT)),
+        (
+            "a browser's name: model.nemo?download=true",
+            renamed(NEMO, "model.nemo?download=true"),
+            extract("model.nemo?download=true"),
+            either("model.nemo?download=true"),
+        ),
+        ("a run folder instead of a file", Fixture.run, extract("runs/run"), refused("runs/run")),
+        ("a path with a typo", given(NEMO), extract("model.nem"), refused("model.nem")),
+        (
+            "a name on the hub with a typo, and no network",
+            given(NEMO),
+            extract("nvidia/ssl_en_nest_larg_v1.0"),
+            refused("nvidia/ssl_en_nest_larg_v1.0"),
+        ),
+        ("an address", given(NEMO), info("https://127.0.0.1:9/model.nemo"), refused("https:")),
+        (
+            "an index of shards from the hub",
+            lambda folder: (folder / "model.safetensors.index.json").write_text(
+                '{"weight_map": {"encoder.a": "model-00001-of-00002.safetensors"}}'
+            ),
+            extract("model.safetensors.index.json"),
+            refused("model.safetensors.index.json"),
+        ),
     ]
-    return f"new.nemo: other weights: {wrong[:3]}" if wrong else None
 
 
-def sharded(change: Callable[[Path], object]) -> Setup:
-    """A checkpoint of two ranks with sharded weights; the run is made once, for all trials."""
+def archives() -> list[Row]:
+    """.nemo files as other programs pack them."""
+    return [
+        (".nemo packed by tar without ./", packed(lambda content: content), extract(NEMO), SAME),
+        (
+            ".nemo packed by tar with gzip, as old NeMo did",
+            packed(lambda content: content, "w:gz"),
+            extract(NEMO),
+            either("gz|compress"),
+        ),
+        (
+            ".nemo packed with its folder",
+            packed(lambda content: {f"nest/{name}": data for name, data in content.items()}),
+            extract(NEMO),
+            either("model_config.yaml"),
+        ),
+        (
+            ".nemo packed on a Mac, with ._ files",
+            packed(
+                lambda content: [
+                    ("./._" + CONFIG, b"\x00\x05\x16\x07" * 40),
+                    *content.items(),
+                    ("./._" + WEIGHTS, b"\x00\x05\x16\x07" * 40),
+                ]
+            ),
+            extract(NEMO),
+            SAME,
+        ),
+        (
+            ".nemo with an edited configuration appended (tar -r)",
+            packed(
+                lambda content: [*content.items(), (CONFIG, content[CONFIG].replace(b"n_layers: 2", b"n_layers: 1"))]
+            ),
+            extract(NEMO),
+            refused("model_config.yaml|layers.1"),
+        ),
+        (
+            ".nemo with weights in a folder of shards",
+            packed(
+                lambda content: {
+                    CONFIG: content[CONFIG],
+                    "model_weights/metadata.json": b"{}",
+                    "model_weights/__0_0.distcp": bytes(99),
+                }
+            ),
+            extract(NEMO),
+            refused("model_weights"),
+        ),
+        (
+            ".nemo of a speech recogniser with this encoder",
+            packed(of_speech_recogniser),
+            extract(NEMO),
+            either("decoder|EncDecCTCModelBPE"),
+        ),
+        (
+            ".ckpt with a pickle that is a command",
+            damaged(CKPT, evil_in_archive),
+            starting("init_from_ptl_ckpt", CKPT),
+            refused(CKPT),
+        ),
+        (".ckpt packed again by zip", damaged(CKPT, deflated), extract(CKPT), either(CKPT)),
+        (
+            "a flipped bit in the configuration of .nemo",
+            damaged(NEMO, lambda data: data.replace(b"n_fft: 512", b"n_fft: 513", 1)),
+            extract(NEMO),
+            refused(NEMO),
+        ),
+        (
+            "a page of zeros in .ckpt",
+            damaged(CKPT, lambda data: patched(data, 409_600, bytes(4096))),
+            export(CKPT),
+            refused(CKPT),
+        ),
+    ]
 
-    def setup(folder: Path) -> None:
-        made = Fixture.path / "sharded"
-        if not (made / SHARDS).exists():
-            shutil.rmtree(made, ignore_errors=True)
-            made.mkdir()
-            Fixture.data(made)
-            options = ("trainer.devices=2", "trainer.strategy=fsdp", "exp_manager.name=shards")
-            outcome = in_process(pretrain(*options), made, {}, 120)
-            if outcome.code != 0:
-                raise RuntimeError(f"sharded weights cannot be trained:\n{outcome.text[-500:]}")
-        shutil.copytree(made / SHARDS, folder / SHARDS)
-        change(folder / SHARDS)
 
-    return setup
+def configurations() -> list[Row]:
+    """The configuration in a .nemo file was edited, and packed again without a checksum."""
+    same: list[Row] = [
+        (
+            "configuration saved by an editor: byte order mark",
+            config_bytes(lambda data: b"\xef\xbb\xbf" + data),
+            extract(NEMO),
+            SAME,
+        ),
+        (
+            "configuration with strings for numbers",
+            config(encoder__d_model="32", encoder__n_layers="2"),
+            extract(NEMO),
+            either("d_model|n_layers"),
+        ),
+        (
+            "configuration with data of another machine",
+            config(train_ds__manifest_filepath="/mnt/gone/train.json", optim__name="novograd"),
+            extract(NEMO),
+            SAME,
+        ),
+    ]
+    broken: dict[str, tuple[Setup, list[str], str]] = {
+        "indented with tabs": (config_bytes(lambda data: data.replace(b"  ", b"\t")), info(NEMO), CONFIG),
+        "10^9 words by aliases": (config_bytes(bomb), info(NEMO), CONFIG),
+        "with a secret of the environment": (
+            config(train_ds__manifest_filepath="${oc.env:HOME}"),
+            export(NEMO),
+            "oc.env",
+        ),
+        "with two sample rates": (config(preprocessor__sample_rate=8000), extract(NEMO), "sample_rate"),
+        "with other mel filters": (config(preprocessor__highfreq=4000), extract(NEMO), "fb|highfreq|mel"),
+        "with a layer more": (config(encoder__n_layers=3), extract(NEMO), "layers.2"),
+        "with heads that do not divide the width": (config(encoder__n_heads=5), extract(NEMO), "n_heads"),
+        "with a width of 10^9": (config(encoder__d_model=10**9), extract(NEMO), "d_model"),
+        "with a key of a later NeMo": (config(encoder__flash_conformer=True), extract(NEMO), "flash_conformer"),
+    }
+    return [
+        *same,
+        *((f"configuration {name}", setup, command, refused(word)) for name, (setup, command, word) in broken.items()),
+    ]
 
 
-def eight_features(folder: Path, outcome: Outcome) -> str | None:
-    found = len(list((folder / "audio").rglob("*.npy")))
-    return None if found == 8 else f"{found} feature files"
+def contents() -> list[Row]:
+    """Weights with good checksums that are wrong, or right and stored in an unusual way."""
+    broken: dict[str, tuple[Setup, list[str], str]] = {
+        "NaN in one weight": (weights(put(MATRIX, 77, float("nan"))), extract(NEMO), MATRIX),
+        "an infinite weight, exported": (weights(put(FLAT, 0, float("-inf"))), export(NEMO), FLAT),
+        "a NaN weight, probed": (both(labelled, weights(put(FLAT, 0, float("nan")))), probe(NEMO), FLAT),
+        "a NaN weight, as starting weights": (
+            weights(put(FLAT, 0, float("nan"))),
+            starting("init_from_nemo_model", NEMO),
+            FLAT,
+        ),
+        "a negative variance": (weights(put(VARIANCE, 5, -0.3)), extract(NEMO), VARIANCE),
+        "int8 weights": (weights(one(MATRIX, lambda value: (value * 100).to(torch.int8))), extract(NEMO), MATRIX),
+        "one weight too many: a LoRA adapter": (
+            weights(lambda state: {**state, "encoder.layers.0.lora_A": torch.ones(4, 32)}),
+            extract(NEMO),
+            "lora_A",
+        ),
+        "codebooks of zeros": (
+            weights(
+                lambda state: {
+                    k: v * 0 if k.startswith("quantizer.") and v.is_floating_point() else v for k, v in state.items()
+                }
+            ),
+            export(NEMO),
+            "quantizer",
+        ),
+        "mel filters scaled by 32768": (weights(one(FILTERS, lambda value: value * 32768)), extract(NEMO), "fb"),
+        "a tensor whose name rings a bell": (
+            weights(lambda state: {**state, "encoder.\x1b]0;owned\x07\x1b[2J": torch.ones(1)}),
+            extract(NEMO),
+            "owned",
+        ),
+    }
+    stored: dict[str, tuple[Setup, list[str], Expected]] = {
+        "as parameters that want gradients": (
+            weights(each(lambda value: torch.nn.Parameter(value))),
+            extract(NEMO),
+            SAME,
+        ),
+        "as views of one buffer": (weights(of_one_buffer), extract(NEMO), SAME),
+        "as part of a larger tensor": (weights(part_of_larger), extract(NEMO), SAME),
+        "in float16": (
+            weights(each(lambda value: value.half() if value.numel() < 9e9 else value)),
+            extract(NEMO),
+            either("float16|half|fb|window", right=Right(close_features(0.05))),
+        ),
+        "in bfloat16, but not the preprocessor's": (
+            weights(
+                lambda state: {
+                    k: v.bfloat16() if k.startswith("encoder.") and v.is_floating_point() else v
+                    for k, v in state.items()
+                }
+            ),
+            extract(NEMO),
+            either("bfloat16", right=Right(close_features(0.2))),
+        ),
+        "that were on a GPU": (
+            packed(lambda content: {**content, WEIGHTS: saved_on_gpu(content[WEIGHTS])}),
+            extract(NEMO),
+            SAME,
+        ),
+    }
+    return [
+        *((f"weights: {name}", setup, command, refused(word)) for name, (setup, command, word) in broken.items()),
+        *((f"weights {name}", setup, command, expected) for name, (setup, command, expected) in stored.items()),
+        (".ckpt that was saved on a GPU", damaged(CKPT, saved_on_gpu), extract(CKPT), SAME),
+        (
+            ".ckpt with weights and configuration only",
+            checkpoint(kept("state_dict", "hyper_parameters")),
+            extract(CKPT),
+            SAME,
+        ),
+        (
+            ".ckpt without a configuration",
+            checkpoint(kept("state_dict")),
+            extract(CKPT),
+            refused("hyper_parameters|config"),
+        ),
+        (".ckpt that NeMo has written", checkpoint(by_nemo), extract(CKPT), either(CKPT)),
+    ]
 
 
-SHARDS = Path("runs/shards/checkpoints/last.ckpt")
-SHARDED: list[tuple[str, Callable[[Path], object], Expected]] = [
-    ("all there", nothing, Right(as_trained)),
-    ("copied with *, which leaves out .metadata", lambda path: (path / ".metadata").unlink(), Refused((".metadata",))),
-    ("rest.pt is missing", lambda path: (path / "rest.pt").unlink(), Refused(("rest.pt",))),
-    ("a rank's file is missing", lambda path: shard(path).unlink(), Refused(("distcp",))),
-    ("a rank's file is cut", lambda path: shard(path).write_bytes(shard(path).read_bytes()[:-9000]), Refused(("distcp",))),
-    *(
-        (f"a bit flipped at {share:.0%} of a rank's file", bit_in_shard(share), Either(Refused(("distcp",)), Right(as_trained)))
-        for share in (0.05, 0.5, 0.95)
-    ),
-    ("a rank's file is of another save", lambda path: shard(path).write_bytes(shard(path, -1).read_bytes()), Refused(("distcp",))),
-    ("a file more, of a sync program", lambda path: shutil.copy(shard(path), path / "__0_0 (conflicted copy).distcp"), Either(Refused(("conflicted",)), Right(as_trained))),
-]  # fmt: skip
+def safetensors_files() -> list[Row]:
+    return [
+        (
+            ".safetensors saved again without metadata",
+            tensors(lambda state: state),
+            extract(TENSORS),
+            refused(TENSORS, "config|metadata"),
+        ),
+        (
+            ".safetensors saved again in float16 with our checksum",
+            tensors(lambda state: {k: v.half() if v.is_floating_point() else v for k, v in state.items()}, keep=True),
+            extract(TENSORS),
+            refused("checksum|crc|damaged"),
+        ),
+        (
+            ".safetensors with names of wav2vec 2.0",
+            tensors(lambda state: {"wav2vec2.encoder.layers.0.attention.k_proj.weight": torch.ones(4, 4)}),
+            info(TENSORS),
+            refused(TENSORS),
+        ),
+        (
+            ".safetensors without its checksum",
+            damaged(TENSORS, header(lambda head: head["__metadata__"].pop("crc32"))),
+            extract(TENSORS),
+            either("crc32|checksum"),
+        ),
+    ]
+
+
+def starts() -> list[Row]:
+    """Starting weights for pretrain."""
+    nemo, ckpt = "init_from_nemo_model", "init_from_ptl_ckpt"
+    wide = ["model.encoder.d_model=64", "model.encoder.n_heads=8"]
+    return [
+        ("starting weights: the whole model", given(NEMO), starting(nemo, NEMO), ALL_LOADED),
+        (
+            "starting weights: a .ckpt for init_from_nemo_model",
+            given(CKPT),
+            starting(nemo, CKPT),
+            Either(refused(ckpt), ALL_LOADED),
+        ),
+        ("starting weights: a .ckpt that NeMo has written", checkpoint(by_nemo), starting(ckpt, CKPT), ALL_LOADED),
+        (
+            "starting weights: a .ckpt that was saved on a GPU",
+            damaged(CKPT, saved_on_gpu),
+            starting(ckpt, CKPT),
+            ALL_LOADED,
+        ),
+        (
+            "starting weights: only state_dict in .ckpt",
+            checkpoint(kept("state_dict")),
+            starting(ckpt, CKPT),
+            ALL_LOADED,
+        ),
+        ("starting weights: cut off", damaged(NEMO, cut(0.5)), starting(nemo, NEMO), refused(NEMO)),
+        (
+            "starting weights: two sources",
+            given(NEMO, CKPT),
+            pretrain(f"{nemo}={NEMO}", f"{ckpt}={CKPT}"),
+            refused(nemo, ckpt),
+        ),
+        (
+            "starting weights: include matches nothing",
+            given(NEMO),
+            starting(nemo, f"{{base: {{path: {NEMO}, include: [encodr]}}}}"),
+            refused("encodr"),
+        ),
+        (
+            "starting weights: exclude matches everything",
+            given(NEMO),
+            starting(nemo, f"{{base: {{path: {NEMO}, exclude: ['']}}}}"),
+            Either(refused("exclude"), Right(said("0 loaded", "warning"))),
+        ),
+        (
+            "starting weights: of a model of another width",
+            given(NEMO),
+            [*starting(nemo, NEMO), *wide],
+            Either(refused("shape|d_model"), Right(said("of a different shape", then=trained))),
+        ),
+        (
+            "starting weights: names with 'module.', nothing fits",
+            weights(prefixed("module.")),
+            starting(nemo, NEMO),
+            refused("module.|nothing|none of|no weight"),
+        ),
+    ]
+
+
+def outputs() -> list[Trial]:
+    """The models are good; what is done with them is not."""
+    here = ["export", NEMO, NEMO, "--format", "nemo"]
+    return [
+        Trial(GROUP, "export onto the file itself", here, Either(refused(NEMO), Right(same_weights)), given(NEMO)),
+        Trial(
+            GROUP,
+            "export to .safetensors onto the .nemo file",
+            ["export", NEMO, NEMO, "--format", "safetensors"],
+            refused(NEMO),
+            given(NEMO),
+        ),
+        Trial(
+            GROUP,
+            "a model from a pipe: <(zcat …)",
+            info(""),
+            Either(refused("/dev/fd"), Right(said("parameters", then=ended_well))),
+            piped,
+            shell='"${@:1:4}" <(zcat model.nemo.gz)',
+        ),
+    ]
+
+
+def extracted_before(folder: Path) -> None:
+    """Features of another model, which had the same name."""
+    before = in_process(extract(NEMO), folder, {}, 60)
+    if before.code != 0:
+        raise RuntimeError(before.text)
+    weights(one(MATRIX, lambda value: value + 0.5))(folder)
+
+
+def other_features(folder: Path, outcome: Outcome) -> str | None:
+    """None of the features that the manifest names is the old model's."""
+    line = json.loads((folder / "out/manifest.jsonl").read_text())
+    old = np.array_equal(np.load(folder / line["feature_filepath"]), Fixture.feature())
+    return "the features are those of the model that was there before" if old else None
+
+
+def loaded_in_part(folder: Path, outcome: Outcome) -> str | None:
+    """The encoder's weights were loaded, the decoder's and the quantizer's were not."""
+    loaded = re.search(r"(\d+) loaded", outcome.text)
+    if not loaded or not 80 < int(loaded[1]) < 99:
+        return f"loaded: {loaded[1] if loaded else 'not said'}"
+    return trained(folder, outcome)
+
+
+def piped(folder: Path) -> None:
+    (folder / "model.nemo.gz").write_bytes(gzip.compress((Fixture.path / NEMO).read_bytes()))
 
 
 def trials() -> list[Trial]:
-    cases: list[tuple[str, Setup, Sequence[str], Expected]] = [
-        *((name, setup, extract(file), expected) for name, setup, file, expected in CONTAINERS),
-        *(
-            (f"{file}: {name}", on_bytes(change, file), extract(file), Refused((file.name,)))
-            for file in (NEMO, CKPT, SAFE)
-            for name, change in DAMAGE
-        ),
-        *((f"weights: {name}", with_weights(change), extract(NEMO), expected) for name, change, expected in TENSORS),
-        *((f"configuration: {name}", setup, extract(NEMO), expected) for name, setup, expected in CONFIGS),
-        *((name, setup, extract(file), expected) for name, setup, file, expected in CHECKPOINTS),
-        *COMMANDS,
-        *(
-            (f"shards: {name}", sharded(change), ["export", str(SHARDS), "new.nemo", "--format", "nemo"], expected)
-            for name, change, expected in SHARDED
+    table = [*not_what_it_says(), *archives(), *configurations(), *contents(), *safetensors_files(), *starts()]
+    made = [
+        Trial(GROUP, name, command, expected, both(labelled, setup), limit_s=90)
+        for name, setup, command, expected in table
+    ]
+    return [*made, *outputs(), *later()]
+
+
+def later() -> list[Trial]:
+    """What happens the next week: the model of the same name is another, or somebody's shorthand means something else."""
+    nemo = "init_from_nemo_model"
+    no_sum = header(lambda head: head["__metadata__"].pop("crc32"))
+    bfloat = each(lambda value: value.bfloat16())
+    rows: list[Row] = [
+        (
+            "features of a model that was replaced since",
+            both(given(NEMO), extracted_before),
+            extract(NEMO),
+            Either(refused("out"), Right(other_features)),
         ),
         (
-            "weights in the form before 2020",
-            with_weights(lambda weights: None, _use_new_zipfile_serialization=False),
+            "starting weights: include is a word, not a list",
+            given(NEMO),
+            starting(nemo, f"{{base: {{path: {NEMO}, include: encoder}}}}"),
+            Either(refused("include"), Right(loaded_in_part)),
+        ),
+        (
+            "starting weights: exclude is a word, not a list",
+            given(NEMO),
+            starting(nemo, f"{{base: {{path: {NEMO}, exclude: decoder}}}}"),
+            Either(refused("exclude"), Right(loaded_in_part)),
+        ),
+        (
+            "starting weights: numpy's numbers in .ckpt",
+            checkpoint(by_callback),
+            starting("init_from_ptl_ckpt", CKPT),
+            Either(refused("numpy"), ALL_LOADED),
+        ),
+        (
+            "weights all in bfloat16, as NeMo's .bfloat16() leaves them",
+            weights(bfloat),
             extract(NEMO),
-            Refused(("model.nemo",)),
+            either("bfloat16", right=Right(close_features(0.3))),
         ),
-        ("a model file of no bytes", on_bytes(always(b""), NEMO), extract(NEMO), Refused(("model.nemo",))),
-    ]
-    return [
-        *(Trial(GROUP, name, command, expected, both(all_models, setup)) for name, setup, command, expected in cases),
-        Trial(
-            GROUP,
-            "a pipe of the shell instead of a file",
-            [],
-            same_or("fd|pipe|regular|seek"),
-            all_models,
-            shell='"$1" -m nest_ssl extract <(cat model.nemo) audio/0.wav out --device cpu',
+        (
+            "a NaN weight in .safetensors without a checksum",
+            both(
+                tensors(lambda state: (put(FLAT, 2, float("nan"))(state), state)[1], keep=True),
+                on_bytes(no_sum, Path(TENSORS)),
+            ),
+            extract(TENSORS),
+            refused(FLAT),
         ),
-        Trial(
-            GROUP,
-            "features into the folder of the audio, twice",
-            ["extract", "model.nemo", "audio", "audio", "--device", "cpu"],
-            Either(Refused(("audio",)), Right(eight_features)),
-            all_models,
-            shell='"$@" && "$@"',
+        (
+            "info of two models that differ in one weight",
+            both(given(CKPT), weights(put(MATRIX, 9, 0.25))),
+            ["info", NEMO, CKPT],
+            Right(said(MATRIX, then=ended_well)),
         ),
-        *(
-            Trial(
-                GROUP,
-                f"{file} of an export for transformers",
-                [],
-                Refused((file,), partial=True),
-                all_models,
-                shell=f'"$1" -m nest_ssl export model.nemo hf && "$1" -m nest_ssl extract {file} audio/0.wav out',
-            )
-            for file in ("hf", "hf/model.safetensors", "hf/config.json")
+        (
+            "a NaN weight, exported to Hugging Face",
+            weights(put(FLAT, 0, float("nan"))),
+            export(NEMO, "huggingface"),
+            refused(FLAT),
         ),
     ]
+    return [Trial(GROUP, name, command, expected, setup, limit_s=90) for name, setup, command, expected in rows]

@@ -1,28 +1,26 @@
-"""Names and texts: of runs, manifests, validation sets, audio, labels, keys and outputs, as they are read and written.
+"""Names and texts as people, systems and tools give them: of files, runs, validation sets, labels, keys and pages.
 
-A name is taken as it is or refused by name: two things never share one name, and an output never replaces an input.
+Whatever the name, the command works on that very file and writes that very name, or says that it cannot.
 """
 
 from __future__ import annotations
 
-import csv
-import hashlib
 import json
 import os
-import re
+import shlex
 import shutil
-import tarfile
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
-import numpy as np
+import safetensors
 import soundfile
 from benchmarks.hostile.harness import (
+    CONTROL,
     RATE,
-    RUN,
     Check,
     Either,
     Expected,
@@ -34,541 +32,446 @@ from benchmarks.hostile.harness import (
     Trial,
     both,
     in_fork,
-    losses,
     only_run,
     pretrain,
-    resume,
+    rows,
+    same_features,
     speech,
     trained,
     write_lines,
 )
 
-GROUP = "names"
-EXTRACT = ["extract", "model.nemo", "m.jsonl", "out", "--device", "cpu"]
-FROM_FOLDER = ["extract", "model.nemo", "corpus", "out", "--device", "cpu"]
-PREPARE = ["prepare", "corpus", "--output", "new.jsonl", "--workers", "0"]
-PROBE = ["probe", "model.nemo", "--train", "l.jsonl", "--test", "l.jsonl", "--output", "out", "--device", "cpu"]
-SETS = "model.validation_ds.manifest_filepath="
+MODEL = "model.nemo"
+CPU = ("--device", "cpu")
+SCRIPT = "<img src=x onerror=alert(1)>"
+TEXTS = "a\u2028b\x85c\u2029d \U0001f600 \u05e9\u05dc\u05d5\u05dd"
+"""Signs at which careless programs end a line, and others."""
 
 
-def row(name: str, command: list[str], expected: Expected, *setups: Setup) -> Trial:
-    return Trial(GROUP, name, command, expected, both(*setups), limit_s=90)
+def quoted(text: str) -> str:
+    """A value as Hydra's grammar takes it, whatever is in it."""
+    return "'" + text.replace("'", "\\'") + "'"
+
+
+# -------------------------------------------------------------------------------------------------------------- set-ups
+
+
+def with_model(folder: Path) -> None:
+    shutil.copy(Fixture.path / MODEL, folder)
+
+
+def renamed(source: str, target: str | bytes) -> Setup:
+    def setup(folder: Path) -> None:
+        whole = os.path.join(os.fsencode(folder), os.fsencode(target))
+        os.makedirs(os.path.dirname(whole), exist_ok=True)
+        os.rename(folder / source, whole)
+
+    return setup
+
+
+def moved(source: str, target: str) -> Setup:
+    """A copy of a manifest under another name, with absolute paths."""
+
+    def setup(folder: Path) -> None:
+        (folder / target).parent.mkdir(exist_ok=True)
+        lines = read(folder / source)
+        write_lines(
+            folder / target, [{**line, "audio_filepath": str(folder / line["audio_filepath"])} for line in lines]
+        )
+
+    return setup
+
+
+def alone(name: str | bytes) -> Setup:
+    """A folder with one file of this name, and the model."""
+
+    def setup(folder: Path) -> None:
+        (folder / "corpus").mkdir()
+        shutil.copy(os.fsencode(folder / "audio/0.wav"), os.fsencode(folder / "corpus/") + b"/" + os.fsencode(name))
+        with_model(folder)
+
+    return setup
+
+
+def several(*names: str) -> Setup:
+    """A folder with different sounds of these names, and the model."""
+
+    def setup(folder: Path) -> None:
+        for number, name in enumerate(names):
+            path = folder / "corpus" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            soundfile.write(path, speech(2 * RATE, number), RATE)
+        with_model(folder)
+
+    return setup
+
+
+def in_manifest(name: str) -> Setup:
+    """One of the training files has this name; the manifest is as json.dumps writes it."""
+
+    def setup(folder: Path) -> None:
+        renamed("audio/5.wav", "audio/" + name)(folder)
+        lines = [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
+        lines[5]["audio_filepath"] = "audio/" + name
+        write_lines(folder / "train.jsonl", lines)
+
+    return setup
+
+
+def labelled(*labels: Any, key: str = "label", test: Sequence[Any] = ()) -> Setup:
+    """Manifests for a probe: sixteen utterances with these labels in turn, and eight for the test."""
+
+    def setup(folder: Path) -> None:
+        with_model(folder)
+        for name, count, values in (("train.jsonl", 16, labels), ("valid.jsonl", 8, test or labels)):
+            lines = [
+                {"audio_filepath": f"audio/{i % 8}.wav", "duration": 1.6, key: values[i % len(values)]}
+                for i in range(count)
+            ]
+            write_lines(folder / name, lines)
+
+    return setup
+
+
+def text_lines(name: str, text: str, encoding: str = "utf-8") -> Setup:
+    """A manifest with this text, not escaped, in this encoding."""
+
+    def setup(folder: Path) -> None:
+        lines = [
+            json.dumps({**json.loads(line), "text": text}, ensure_ascii=False)
+            for line in (folder / "train.jsonl").read_text().splitlines()
+        ]
+        (folder / name).write_bytes("".join(line + "\n" for line in lines).encode(encoding))
+        with_model(folder)
+
+    return setup
+
+
+# --------------------------------------------------------------------------------------------------------------- checks
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in path.read_text().split("\n") if line]
 
 
-def model(folder: Path) -> None:
-    shutil.copy(Fixture.path / "model.nemo", folder)
+def no_bad_files(folder: Path, outcome: Outcome) -> str | None:
+    bad = list(only_run(folder).glob("bad_files_*"))
+    return f"bad files: {bad[0].read_text()[:200]}" if bad else trained(folder, outcome)
 
 
-# ---------------------------------------------------------------------------------------------------------------- runs
+def run_is(name: str) -> Check:
+    """The run is in the folder of this name, with a model of this name."""
+
+    def check(folder: Path, outcome: Outcome) -> str | None:
+        run = only_run(folder)
+        if str(run.relative_to(folder / "runs")) != name:
+            return f"the run is in {run.relative_to(folder)}"
+        models = [path.name for path in (run / "checkpoints").iterdir() if path.suffix == ".nemo"]
+        return trained(folder, outcome) if models == [f"{name}.nemo"] else f"models: {models}"
+
+    return check
 
 
-def resumes_as(*overrides: str) -> Callable[[Path, list[str]], str | None]:
-    """Train six steps, then ten with the same names: the second command finds the first one's checkpoint."""
+def columns(*names: str) -> Check:
+    """Each validation set has a loss of its own in metrics.csv."""
+
+    def check(folder: Path, outcome: Outcome) -> str | None:
+        found = sorted(key for key in rows(only_run(folder))[0] if key.endswith("_val_loss"))
+        if len(found) != len(names) or not all(any(name in key for key in found) for name in names):
+            return f"columns: {found}"
+        last = [row for row in rows(only_run(folder)) if row[found[0]]][-1]
+        return trained(folder, outcome) if all(last[key] for key in found) else "a set without a loss"
+
+    return check
+
+
+def distinct_features(count: int) -> Check:
+    def check(folder: Path, outcome: Outcome) -> str | None:
+        files = list((folder / "out").rglob("*.npy"))
+        different = {path.read_bytes() for path in files}
+        lines = {line["feature_filepath"] for line in read(folder / "out/manifest.jsonl")}
+        counts = len(files), len(different), len(lines)
+        return None if counts == (count, count, count) else f"{counts} files, different ones, and lines, not {count}"
+
+    return check
+
+
+def kept_texts(file: str, text: str) -> Check:
+    def check(folder: Path, outcome: Outcome) -> str | None:
+        found = [line.get("text") for line in read(folder / file)]
+        return None if found == [text] * 8 else f"texts: {found[:2]!r}"
+
+    return check
+
+
+def probed(*labels: str) -> Check:
+    """The results are strict JSON, the pictures well-formed and with all labels."""
+
+    def check(folder: Path, outcome: Outcome) -> str | None:
+        def refuse(constant: str) -> None:
+            raise ValueError(constant)
+
+        json.loads((folder / "probe/results.json").read_text(), parse_constant=refuse)
+        text = "".join(ElementTree.parse(folder / "probe/confusion.svg").getroot().itertext())
+        missing = [label for label in labels if label not in text]
+        if missing:
+            return f"not in confusion.svg: {missing}"
+        ElementTree.parse(folder / "probe/layer_weights.svg")
+        classes = f"{len(labels)} classes"
+        return None if classes in outcome.text else f"not in the output: {classes}"
+
+    return check
+
+
+class Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, list[tuple[str, str | None]]]] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, attrs))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def page_is_text(page: str, word: str) -> Check:
+    """The name is on the page, and not as markup."""
+
+    def check(folder: Path, outcome: Outcome) -> str | None:
+        parser = Tags()
+        parser.feed((folder / page).read_text())
+        active = [tag for tag in parser.tags if any(name.startswith("on") for name, _ in tag[1])]
+        if active:
+            return f"markup from a name: {active[:1]}"
+        return None if word in parser.text else f"{word} is not on the page"
+
+    return check
+
+
+def file_is(path: str, *, framework: str = "") -> Check:
+    """The only new model file has this name and can be read."""
+
+    def check(folder: Path, outcome: Outcome) -> str | None:
+        if not (folder / path).is_file():
+            return f"written: {outcome.changed}"
+        if framework:
+            with safetensors.safe_open(folder / path, framework=framework) as file:
+                return None if file.keys() else "empty"
+        return None
+
+    return check
+
+
+def pasted(folder: Path, outcome: Outcome) -> str | None:
+    """The command that is printed for the next step names the model, after a shell has split it."""
+    lines = [line for line in outcome.text.splitlines() if line.strip().startswith("nest-ssl info ")]
+    words = shlex.split(lines[0], comments=True)
+    if len(words) != 3 or not (folder / words[2]).is_file():
+        return f"cannot be pasted: {lines[0]}"
+    return trained(folder, outcome)
+
+
+def at_home(folder: Path, outcome: Outcome) -> str | None:
+    return None if (folder.parent / "home/runs/run/metrics.csv").is_file() else f"written: {outcome.changed[:2]}"
+
+
+def in_turn(*commands: Sequence[str], then: Check) -> Callable[[Path, list[str]], str | None]:
+    """Several commands, each of which has to end well; the check is for the last."""
 
     def act(folder: Path, command: list[str]) -> str | None:
-        for limit in (6, 10):
-            outcome = in_fork(resume(f"trainer.max_steps={limit}", *overrides), folder, {}, 90)
-            if outcome.code == 1 and limit == 6 and outcome.message and not list(folder.rglob("metrics.csv")):
-                refused = Refused(tuple(override.partition("=")[0].rpartition(".")[2] for override in overrides[:1]))
-                return refused.wrong(folder, outcome)
-            if outcome.code != 0:
-                return f"exit code {outcome.code} with {limit} steps: {outcome.message[-300:]}"
-            if "Traceback (most recent call last)" in outcome.text:
-                return "a traceback"
-        if "resumed at step" not in outcome.text:
-            return "the second command does not resume"
-        if losses(only_run(folder)) != losses(Fixture.path / "runs/whole"):
-            return "losses differ from the undisturbed run"
-        if not list(only_run(folder).glob("checkpoints/*.nemo")):
-            return "no model in the run folder"
-        report = in_fork(["report", str(only_run(folder))], folder, {}, 90)
-        page = only_run(folder) / "report.html"
-        if report.code != 0 or not page.exists():
-            return f"no report: {report.message[-200:]}"
-        return None
+        for one in (command, *commands):
+            outcome = in_fork(one, folder, {}, 90)
+            if outcome.code != 0 or "Traceback" in outcome.text or CONTROL.search(outcome.text):
+                return f"{one[0]}: exit code {outcome.code}: {outcome.text[-300:]}"
+        return then(folder, outcome)
 
     return act
 
 
-def saved(folder: Path, outcome: Outcome) -> str | None:
-    return trained(folder, outcome) if list(only_run(folder).glob("checkpoints/*.nemo")) else "no model was saved"
+def continued(name: str) -> Check:
+    """It says that it resumed; there are six steps, and no more of the best checkpoints than asked for."""
 
-
-def folder_is(name: str) -> Check:
     def check(folder: Path, outcome: Outcome) -> str | None:
-        found = only_run(folder).relative_to(folder)
-        return saved(folder, outcome) if str(found) == name else f"the run is in {str(found)!r}, expected {name!r}"
+        if "resumed at step" not in outcome.text:
+            return "it did not resume"
+        run = folder / "runs" / name
+        steps = [row["step"] for row in rows(run) if row["train_loss"]]
+        best = [path.name for path in (run / "checkpoints").iterdir() if "--val_loss" in path.name.removeprefix(name)]
+        if steps != [str(step) for step in range(6)]:
+            return f"steps {steps}"
+        return None if 1 <= len(best) <= 2 else f"best checkpoints: {best}"
 
     return check
 
 
-TWICE: list[tuple[str, tuple[str, ...]]] = [
-    ("with the brackets of a search", ("exp_manager.name='lr[0.1]'",)),
-    ("with a star", ("exp_manager.name='a*b?'",)),
-    ("with an equals sign", ("exp_manager.name='lr=0.1-step=3'",)),
-    ("with per cent and braces", ("exp_manager.name='100%d{}{epoch}'",)),
-    ("with spaces, not in ASCII", ("exp_manager.name='été 日本 e\u0301'",)),
-    ("in a folder with brackets", ("exp_manager.exp_dir='[old] runs*'",)),
-    ("in a folder with a comma and a hash", ("exp_manager.exp_dir='a,b#c'",)),
-    ("in a folder with a quote", ('exp_manager.exp_dir="O\'Brien"',)),
-    ("with the ending of a checkpoint", ("exp_manager.name=run.ckpt",)),
-    ("named last", ("exp_manager.name=last",)),
-]
-
-NAME = "exp_manager.name"
-RUNS: list[tuple[str, list[str], Expected]] = [
-    ("a run named ..", pretrain(f"{NAME}=.."), Refused(("name",))),
-    ("a run named .", pretrain(f"{NAME}=."), Refused(("name",))),
-    (
-        "a run without a name",
-        pretrain(f"{NAME}="),
-        Either(Refused(("name",)), Right(folder_is("runs/NEST-FastConformer-SSL"))),
-    ),
-    ("a run named like a number", pretrain(f"{NAME}='007'"), Right(folder_is("runs/007"))),
-    ("a run named like a date", pretrain(f"{NAME}=2026-11-19"), Right(folder_is("runs/2026-11-19"))),
-    ("a run named like a power of ten", pretrain(f"{NAME}='1e5'"), Right(folder_is("runs/1e5"))),
-    ("a run with a name of 300 letters", pretrain(f"{NAME}={'n' * 300}"), Refused(("name",))),
-    ("a run with a name of 250 letters", pretrain(f"{NAME}={'n' * 250}"), Either(Refused(("name",)), Right(saved))),
-    (
-        "a run with a line end in its name",
-        pretrain(f'{NAME}="a\nb"'),
-        Either(Refused(("name",)), Right(folder_is("runs/a\nb"))),
-    ),
-    (
-        "a run with a space at the end",
-        pretrain(f"{NAME}='run '"),
-        Either(Refused(("name",)), Right(folder_is("runs/run "))),
-    ),
-    (
-        "a run whose name ends a line of a Windows script",
-        pretrain(f"{NAME}=run\r"),
-        Either(Refused(("name",)), Right(folder_is("runs/run"))),
-    ),
-    (
-        "a folder of runs that ends a line of a Windows script",
-        pretrain("exp_manager.exp_dir=runs\r"),
-        Either(Refused(("exp_dir",)), Right(folder_is("runs/run"))),
-    ),
-    ("a run with a tilde for the home", pretrain(f"{NAME}=~/run"), Refused(("name",))),
-    (
-        "a run of which a file has the name",
-        pretrain("exp_manager.exp_dir=.", f"{NAME}=train.jsonl"),
-        Refused(("train.jsonl",)),
-    ),
-    ("a folder of runs that is a file", pretrain("exp_manager.exp_dir=train.jsonl"), Refused(("train.jsonl",))),
-]
-
-# ----------------------------------------------------------------------------------------------- manifests, their sets
-
-
-def manifests(*names: str) -> Setup:
-    """Copies of the validation manifest, each with another number of lines."""
-
-    def setup(folder: Path) -> None:
-        lines = [
-            {**line, "audio_filepath": str(folder / line["audio_filepath"])} for line in read(folder / "valid.jsonl")
-        ]
-        for i, name in enumerate(names):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            write_lines(folder / name, lines[: len(lines) - i])
-
-    return setup
-
-
-def has_sets(*names: str) -> Check:
-    """A column for each set, with a value, and no two columns of one name."""
-
-    def check(folder: Path, outcome: Outcome) -> str | None:
-        with (only_run(folder) / "metrics.csv").open(newline="", encoding="utf-8") as file:
-            header, *content = list(csv.reader(file))
-        if len(set(header)) != len(header):
-            return f"columns of the same name: {header}"
-        if any(len(cells) != len(header) for cells in content):
-            return "a row with another number of cells than the header"
-        own = [i for i, name in enumerate(header) if name.endswith("_val_loss")]
-        filled = [header[i] for i in own if any(cells[i] for cells in content)]
-        if len(filled) != len(names):
-            return f"columns {filled}, expected {len(names)}"
-        missing = [name for name in names if not any(name in column for column in filled)]
-        return f"no column with {missing}: {filled}" if missing else trained(folder, outcome)
-
-    return check
-
-
-VALIDATION: list[tuple[str, tuple[str, ...], str, Expected]] = [
-    (
-        "two sets of one name",
-        ("a/dev.jsonl", "b/dev.jsonl"),
-        "[a/dev.jsonl,b/dev.jsonl]",
-        Either(Refused(("dev",)), Right(has_sets("", ""))),
-    ),
-    (
-        "two sets, NAME.jsonl and NAME.json",
-        ("dev.jsonl", "dev.json"),
-        "[dev.jsonl,dev.json]",
-        Either(Refused(("dev",)), Right(has_sets("", ""))),
-    ),
-    ("one set, named twice", ("dev.jsonl",), "[dev.jsonl,dev.jsonl]", Either(Refused(("dev",)), Right(trained))),
-    (
-        "a set with a comma and quotes",
-        ('a",b.jsonl', "c.jsonl"),
-        "['a\",b.jsonl',c.jsonl]",
-        Either(Refused(('a"',)), Right(has_sets("", "c"))),
-    ),
-    (
-        "a set with a line end",
-        ("a\nb.jsonl", "c.jsonl"),
-        '["a\nb.jsonl",c.jsonl]',
-        Either(Refused(("b.jsonl",)), Right(has_sets("", "c"))),
-    ),
-    (
-        "sets named train and val",
-        ("train.jsonl", "val.jsonl"),
-        "[train.jsonl,val.jsonl]",
-        Right(has_sets("train", "val")),
-    ),
-    (
-        "a set without a name",
-        (".jsonl", "c.jsonl"),
-        "[.jsonl,c.jsonl]",
-        Either(Refused((".jsonl",)), Right(has_sets("", "c"))),
-    ),
-]
-
-TRAINING: list[tuple[str, str, str]] = [  # what, the name of the manifest, how it is written
-    ("with a comma", "a,b.jsonl", "['a,b.jsonl']"),
-    ("with braces that are no pattern", "m{x}.jsonl", "'m{x}.jsonl'"),
-    ("that looks like a pattern", "m_{0..1}.jsonl", "'m_{0..1}.jsonl'"),
-    ("with an equals sign and a hash", "lang=de#1.jsonl", "'lang=de#1.jsonl'"),
-    ("with $ and braces", "a${b}.jsonl", "'a\\${b}.jsonl'"),
-]
-
-# --------------------------------------------------------------------------------------------------------------- audio
-
-
-def sound(path: Path, seed: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    soundfile.write(str(path), speech(RATE + 100 * seed, seed), RATE, format="WAV")
-
-
-def corpus(*names: str) -> Setup:
-    """A folder of audio, all different, and a manifest of it."""
-
-    def setup(folder: Path) -> None:
-        for seed, name in enumerate(names):
-            sound(folder / "corpus" / name, seed)
-        lines = [
-            {"audio_filepath": f"corpus/{name}", "duration": (RATE + 100 * i) / RATE} for i, name in enumerate(names)
-        ]
-        write_lines(folder / "m.jsonl", lines)
-
-    return setup
-
-
-def all_features(number: int) -> Check:
-    """As many arrays as utterances, all different, and each line names its own."""
-
-    def check(folder: Path, outcome: Outcome) -> str | None:
-        lines = read(folder / "out/manifest.jsonl")
-        files = [folder / "out" / line["feature_filepath"] for line in lines]
-        if len(lines) != number:
-            return f"{len(lines)} lines in the manifest, expected {number}"
-        content = {hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-        if len(content) != number:
-            return f"{len(content)} different features of {number} utterances"
-        for line, path in zip(lines, files, strict=True):
-            if np.load(path).shape[-1] != line["num_frames"]:
-                return f"{path.name}: num_frames is not that of the features"
-        return None
-
-    return check
-
-
-def prepared(number: int, bad: int = 0) -> Check:
-    """So many different utterances, and so many bad files; both lists are UTF-8."""
-
-    def check(folder: Path, outcome: Outcome) -> str | None:
-        lines = read(folder / "new.jsonl")
-        listed = folder / "new.bad.jsonl"
-        count = len(read(listed)) if listed.exists() else 0
-        if (len({line["audio_filepath"] for line in lines}), count) != (number, bad):
-            return f"{len(lines)} utterances and {count} bad files, expected {number} and {bad}"
-        missing = [line["audio_filepath"] for line in lines if not (folder / line["audio_filepath"]).exists()]
-        return f"names that do not exist: {missing}" if missing else None
-
-    return check
-
-
-def in_shards(number: int) -> Check:
-    """Every utterance of the shards' manifests is a member of its own, with its own content."""
-
-    def check(folder: Path, outcome: Outcome) -> str | None:
-        content = []
-        for tar in sorted(folder.rglob("audio_*.tar")):
-            with tarfile.open(tar) as archive:
-                members = [member for member in archive.getmembers() if member.isfile()]
-                names = [member.name for member in members]
-                if len(set(names)) != len(names):
-                    return f"{tar.name}: members of the same name"
-                shard = tar.stem.rpartition("_")[2]
-                manifest = next(folder.rglob(f"manifest_{shard}.json"))
-                if sorted(line["audio_filepath"] for line in read(manifest)) != sorted(names):
-                    return f"{manifest.name} does not name the members of {tar.name}"
-                for member in members:
-                    data = archive.extractfile(member)
-                    content.append(hashlib.sha256(data.read() if data else b"").hexdigest())
-        expected = {hashlib.sha256(path.read_bytes()).hexdigest() for path in (folder / "corpus").rglob("*.wav")}
-        if len(content) != number or set(content) != expected:
-            return f"{len(content)} members, {len(set(content) & expected)} of {number} utterances"
-        return None
-
-    return check
-
-
-FLAT = ["a/b_c.wav", "a_b/c.wav", "a.b/c.wav", "a/b.c.wav", "a-b-c.wav", "A/b_c.wav"]
-LONG = ["l" * 251 + ".wav", "日" * 83 + ".wav", "/".join(["deep" * 20] * 8) + "/x.wav"]
-
-
-def foreign(folder: Path) -> None:
-    """A name in Latin-1, as old archives have them, next to a good one."""
-    for seed, name in enumerate((b"good.wav", b"caf\xe9.wav")):
-        sound(folder / "corpus/new", seed)
-        os.rename(folder / "corpus/new", os.fsencode(folder / "corpus") + b"/" + name)
-
-
-def listed_or_used(folder: Path, outcome: Outcome) -> str | None:
-    """The name that is no text is in the one list or in the other."""
-    return prepared(1, 1)(folder, outcome) and prepared(2)(folder, outcome)
-
-
-def left_overs(folder: Path) -> None:
-    """What macOS, Windows and Jupyter leave in a folder of audio."""
-    for name in ("._0.wav", "__MACOSX/._0.wav", ".ipynb_checkpoints/._0.wav"):
-        path = folder / "corpus" / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(b"\x00\x05\x16\x07" + bytes(200))
-
-
-def hidden_copies(folder: Path) -> None:
-    """Copies in hidden folders: snapshots of a file server, what was deleted on a desktop, Jupyter's."""
-    for name in (".snapshot/hourly.0/x.wav", ".Trash-1000/files/y.wav", ".ipynb_checkpoints/x-checkpoint.wav"):
-        path = folder / "corpus" / name
-        path.parent.mkdir(parents=True)
-        shutil.copy(folder / "corpus/x.wav", path)
-
-
-def line_with(**keys: Any) -> Setup:
-    """The first line of the manifest has these keys besides or instead of its own."""
-
-    def setup(folder: Path) -> None:
-        first, *rest = read(folder / "m.jsonl")
-        write_lines(folder / "m.jsonl", [{**first, **keys}, *rest])
-
-    return setup
-
-
-def composed(folder: Path) -> None:
-    """The manifest has the composed form of a name, and the disk the one that macOS writes."""
-    name = "caf\u00e9.wav"
-    sound(folder / "corpus" / unicodedata.normalize("NFD", name), 0)
-    write_lines(folder / "m.jsonl", [{"audio_filepath": f"corpus/{name}", "duration": 1.0}])
-
-
-def again(folder: Path) -> None:
-    """The manifest is one that `extract` has written before."""
-    lines = [{**line, "feature_filepath": "old/x.npy", "num_frames": 1} for line in read(folder / "m.jsonl")]
-    write_lines(folder / "m.jsonl", lines)
-
-
-TWO = ("x.wav", "y.wav")
-FOUND = Either(Refused(("caf",), partial=True), Right(all_features(1)))
-AUDIO: list[tuple[str, list[str], Expected, Setup]] = [
-    ("features of files with one name", FROM_FOLDER, Right(all_features(6)), corpus(*FLAT)),
-    (
-        "features of files that differ in their ending",
-        FROM_FOLDER,
-        Right(all_features(3)),
-        corpus("x.wav", "x.WAV", "x.wav.wav"),
-    ),
-    ("features of files with the longest names", FROM_FOLDER, Right(all_features(3)), corpus(*LONG)),
-    ("shards of files with one name", [*PREPARE, "--shards", "2"], Right(in_shards(6)), corpus(*FLAT)),
-    ("shards of files with the longest names", [*PREPARE, "--shards", "2"], Right(in_shards(3)), corpus(*LONG)),
-    ("a file name in Latin-1", PREPARE, Either(Refused(("caf",)), Right(listed_or_used)), foreign),
-    (
-        "features of a file name in Latin-1",
-        FROM_FOLDER,
-        Either(Refused(("caf",), partial=True), Right(all_features(2))),
-        foreign,
-    ),
-    ("what systems leave behind", PREPARE, Right(prepared(2)), both(corpus(*TWO), left_overs)),
-    ("copies in hidden folders", PREPARE, Right(prepared(2)), both(corpus(*TWO), hidden_copies)),
-    ("a name in another Unicode form", EXTRACT, FOUND, composed),
-    (
-        "a name as a URL",
-        EXTRACT,
-        Either(Refused(("x.wav",), partial=True), Right(all_features(2))),
-        both(corpus(*TWO), line_with(audio_filepath="file:///corpus/x.wav")),
-    ),
-    (
-        "a name with a space at the end",
-        EXTRACT,
-        Either(Refused(("x.wav",), partial=True), Right(all_features(2))),
-        both(corpus(*TWO), line_with(audio_filepath="corpus/x.wav ")),
-    ),
-    (
-        "a name from Windows",
-        EXTRACT,
-        Right(all_features(2)),
-        both(corpus(*TWO), line_with(audio_filepath="corpus\\x.wav")),
-    ),
-    (
-        "a name with a drive letter",
-        EXTRACT,
-        Refused(("x.wav",), partial=True),
-        both(corpus(*TWO), line_with(audio_filepath="D:\\corpus\\x.wav")),
-    ),
-    ("keys of an earlier extraction", EXTRACT, Right(all_features(2)), both(corpus(*TWO), again)),
-]
-
-# -------------------------------------------------------------------------------------------------------------- labels
-
-
-def labelled(first: Any, second: Any, key: str = "label") -> Setup:
-    """Every other utterance has the one label; the others have the other."""
-
-    def setup(folder: Path) -> None:
-        lines = read(folder / "train.jsonl")
-        write_lines(folder / "l.jsonl", [{**line, key: (first, second)[i % 2]} for i, line in enumerate(lines)])
-
-    return setup
-
-
-def two_classes(folder: Path, outcome: Outcome) -> str | None:
-    """Two classes of four, so the most frequent class is half."""
-    if "2 classes" not in outcome.text or "0.500" not in outcome.text:
-        return "not two classes of equal size"
-    for name in ("layer_weights.svg", "confusion.svg"):
-        if "<script" in (folder / "out" / name).read_text(encoding="utf-8"):
-            return f"{name}: markup of a label"
-    json.loads((folder / "out/results.json").read_text(encoding="utf-8"))
-    return None
-
-
-LABELS: list[tuple[str, Any, Any, str, Expected]] = [
-    ("a number and the same as text", 1, "1", "label", Either(Refused(("label",)), Right(two_classes))),
-    ("true and false", True, False, "label", Right(two_classes)),
-    ("a list", ["a"], ["b"], "label", Refused(("label",))),
-    ("nothing and a text", "", "a", "label", Either(Refused(("label",)), Right(two_classes))),
-    ("null and a text", None, "a", "label", Refused(("label",))),
-    ("markup and a control code", "<script>alert(1)</script>", "\x1b[31mred", "label", Right(two_classes)),
-    ("texts of 5,000 letters", "a" * 5000, "b" * 5000, "label", Either(Refused(("label",)), Right(two_classes))),
-    ("a key with a dot, a space and an accent", "a", "b", "émo tion.x", Right(two_classes)),
-]
-
-# ------------------------------------------------------------------------------------------ outputs that are inputs too
-
-
-def unharmed(folder: Path, outcome: Outcome) -> str | None:
-    """All audio is as it was, and features are there."""
-    for path in (Fixture.path / "audio").iterdir():
-        if (folder / "audio" / path.name).read_bytes() != path.read_bytes():
-            return f"{path.name} was changed"
-    return None if len(list((folder / "audio").rglob("*.npy"))) == 8 else "no features of all files"
-
-
-def a_run(folder: Path) -> None:
-    Fixture.run(folder)
-
-
-REPORT = ["report", str(RUN), "--output"]
-OUTPUTS: list[tuple[str, list[str], Expected]] = [
-    (
-        "inspect writes onto its manifest",
-        ["inspect", "train.jsonl", "--examples", "0", "--output", "train.jsonl"],
-        Refused(("train.jsonl",)),
-    ),
-    (
-        "inspect writes onto a folder",
-        ["inspect", "train.jsonl", "--examples", "0", "--output", "audio"],
-        Refused(("audio",)),
-    ),
-    ("report writes onto the metrics", [*REPORT, f"{RUN}/metrics.csv"], Refused(("metrics.csv",))),
-    ("report writes onto a checkpoint", [*REPORT, f"{RUN}/checkpoints/last.ckpt"], Refused(("last.ckpt",))),
-    (
-        "prepare writes onto its manifest",
-        ["prepare", "train.jsonl", "--output", "train.jsonl"],
-        Refused(("train.jsonl",)),
-    ),
-    ("prepare writes onto audio", ["prepare", "audio", "--output", "audio/0.wav"], Refused(("0.wav",))),
-    (
-        "prepare writes into a file as folder",
-        ["prepare", "audio", "--output", "train.jsonl/new.jsonl"],
-        Refused(("train.jsonl",)),
-    ),
-    (
-        "export writes onto the manifest",
-        ["export", "model.nemo", "train.jsonl", "--format", "safetensors"],
-        Refused(("train.jsonl",)),
-    ),
-    (
-        "extract writes into the audio",
-        ["extract", "model.nemo", "audio", "audio", "--device", "cpu"],
-        Either(Refused(("audio",)), Right(unharmed)),
-    ),
-]
-
-
-class Tags(HTMLParser):
-    """Collects the elements of a page that have a handler, and the text of its title."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.handlers: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handlers += [
-            f"{tag} {name}" for name, value in attrs if name.startswith("on") and "pwned" in (value or "")
-        ]
-        if tag == "img" and any(name == "src" and value == "pwned" for name, value in attrs):
-            self.handlers.append("img")
-
-
-MARKUP = "a' onclick='pwned()' --><img src=pwned onerror=pwned()>.wav"
-
-
-def harmless(folder: Path, outcome: Outcome) -> str | None:
-    tags = Tags()
-    page = (folder / "inspect.html").read_text(encoding="utf-8")
-    tags.feed(page)
-    return f"markup of a name in the page: {tags.handlers}" if tags.handlers or "<img src=pwned" in page else None
+# --------------------------------------------------------------------------------------------------------------- trials
+
+
+def trial(
+    name: str, command: Sequence[str], expected: Expected | Check, setup: Setup | None = None, **options: Any
+) -> Trial:
+    right = expected if isinstance(expected, Refused | Right | Either) else Right(expected)
+    return Trial("names", name, command, right, setup, **{"limit_s": 90.0, **options})
+
+
+def audio_names() -> list[Trial]:
+    prepare = ["prepare", "corpus", "--output", "m.jsonl", "--workers", "0"]
+    extract = ["extract", MODEL, "corpus", "out", *CPU]
+    decomposed = unicodedata.normalize("NFD", "\u00e9t\u00e9 \u1ec7")
+    or_named = Either(Refused((".wav",), partial=True), Right(same_features))
+    return [
+        *(
+            trial(f"extract: file {name!r}", extract, same_features, alone(name))
+            for name in ("-x --layers last.wav", "100%s {0} $(id).wav", "x" * 251 + ".wav")
+        ),
+        trial("extract: file with a newline", extract, or_named, alone("two\nlines.wav")),
+        trial("extract: file named in Latin-1", extract, or_named, alone(b"caf\xe9.wav")),
+        *(
+            trial(f"prepare, then extract: {name!r}", prepare, same_features, alone(name),
+                  act=in_turn(["extract", MODEL, "m.jsonl", "out", *CPU], then=same_features))
+            for name in ("a\\b.wav", "a\u2028b.wav")
+        ),
+        trial("extract: names that differ in case, folder and form", extract, distinct_features(5),
+              several("A.wav", "a.wav", "s1/a.wav", "s2/a.wav", f"s2/{decomposed}.wav")),
+        *(
+            trial(f"pretrain: file {name!r} in the manifest", pretrain(), no_bad_files, in_manifest(name))
+            for name in (decomposed + ".wav", "spk=1,take#2 [x].wav", " leading and trailing .wav")
+        ),
+        trial("pretrain: file:// instead of a path", pretrain(), Refused(("file:",), partial=True),
+              lambda folder: write_lines(folder / "train.jsonl",
+                                         [{"audio_filepath": "file:///data/0.wav", "duration": 2.0}] * 8)),
+        trial("inspect: markup in file and manifest names",
+              ["inspect", f"{SCRIPT}.jsonl", "--batch-size", "2", "--examples", "1"],
+              page_is_text("inspect.html", "onerror"),
+              both(in_manifest(f"{SCRIPT}.wav"), renamed("train.jsonl", f"{SCRIPT}.jsonl"))),
+    ]  # fmt: skip
+
+
+def run_names() -> list[Trial]:
+    saving = "exp_manager.checkpoint_callback_params.save_top_k=2"
+    every = ["trainer.val_check_interval=1", "trainer.check_val_every_n_epoch=null", saving]
+    or_refused = Refused(("name",))
+
+    def resumes(name: str) -> Trial:
+        command = pretrain(f"exp_manager.name={quoted(name)}", *every)
+        more = [*command, "trainer.max_steps=6"]
+        return trial(f"run {name!r}, resumed", command, trained, act=in_turn(more, then=continued(name)))
+
+    return [
+        *(resumes(name) for name in ("a[1]", "lr{lr:.3f} 100%", "x--val_loss=0.1-epoch=9-step=9", "last")),
+        *(
+            trial(f"run {name!r}", pretrain(f"exp_manager.name={name}"), Either(or_refused, Right(run_is(name))))
+            for name in ("large.v1.5", "1e3", "True")
+        ),
+        *(
+            trial(f"run {name!r}", pretrain(f"exp_manager.name={quoted(name)}"), Refused(("name",)))
+            for name in ("..", "x" * 300, "a\nb")
+        ),
+        trial("run with spaces: the printed command", pretrain("exp_manager.name='my first run; v2'"), pasted),
+        trial("exp_dir with a tilde", pretrain("exp_manager.exp_dir=~/runs"),
+              Either(Refused(("exp_dir",)), Right(at_home))),
+        trial("report of a run named as markup", pretrain(f"exp_manager.name={quoted(SCRIPT)}"), trained,
+              act=in_turn(["report", f"runs/{SCRIPT}"],
+                          then=page_is_text(f"runs/{SCRIPT}/report.html", "onerror"))),
+        *(
+            trial(f"validation sets {first} and {second}",
+                  pretrain(f"model.validation_ds.manifest_filepath=[{quoted(first)},{quoted(second)}]",
+                           "trainer.check_val_every_n_epoch=1"),
+                  columns(*shown),
+                  both(moved("valid.jsonl", first), moved("train.jsonl", second)))
+            for first, second, *shown in (
+                ("dev.clean.jsonl", "dev.other.jsonl", "clean", "other"),
+                ("en/dev.jsonl", "de/dev.jsonl", "dev", "dev"),
+                ("dev clean.jsonl", "val.jsonl", "clean", "val"),
+            )
+        ),
+    ]  # fmt: skip
+
+
+def path_names() -> list[Trial]:
+    def manifest(name: str) -> Trial:
+        key = "model.train_ds.manifest_filepath="
+        right = Right(no_bad_files)
+        expected = (
+            Either(Refused((".jsonl|no such manifest",)), right) if "," in name else right
+        )  # a comma separates paths
+        return trial(f"manifest {name!r}", pretrain(key + quoted(name)), expected, moved("train.jsonl", name))
+
+    weird = "model v1.0 [final], lr=5e-4.nemo"
+    return [
+        *(manifest(name) for name in ("donn\u00e9es 2/entra\u00eenement.jsonl", "train_{v1}.jsonl", "a,b.jsonl")),
+        trial("start from a model with spaces, commas and brackets",
+              pretrain(f"init_from_nemo_model={quoted(weird)}"), no_bad_files,
+              both(with_model, renamed(MODEL, weird))),
+        trial("export to a name with two dots",
+              ["export", MODEL, "my model.v2.safetensors", "--format", "safetensors"],
+              file_is("my model.v2.safetensors", framework="pt"), with_model),
+        trial("export onto its own input", ["export", MODEL, MODEL, "--format", "nemo"],
+              Refused((MODEL,)), with_model),
+    ]  # fmt: skip
+
+
+def texts() -> list[Trial]:
+    probe = ["probe", MODEL, "--train", "train.jsonl", "--test", "valid.jsonl", "--output", "probe", *CPU, "--label"]
+    strange = ["R&B <b>", "\u0639\u0631\u0628\u064a", 'say "hi"']
+    ascii_only = {"LC_ALL": "C", "LANG": None}
+    accents = "corpus/\u00e9t\u00e9.wav"
+    return [
+        trial("extract carries texts with line separators", ["extract", MODEL, "m.jsonl", "out", *CPU],
+              kept_texts("out/manifest.jsonl", TEXTS), text_lines("m.jsonl", TEXTS)),
+        trial("prepare keeps texts with line separators",
+              ["prepare", "t.jsonl", "--output", "m.jsonl", "--workers", "0"],
+              kept_texts("m.jsonl", TEXTS), text_lines("t.jsonl", TEXTS)),
+        trial("pretrain with a manifest in Latin-1", pretrain("model.train_ds.manifest_filepath=m.jsonl"),
+              Either(Refused(("m.jsonl",)), Right(no_bad_files)), text_lines("m.jsonl", "caf\u00e9", "latin-1")),
+        trial("probe: markup, Arabic and quotes in labels", [*probe, "label"], probed(*strange), labelled(*strange)),
+        trial("probe: labels that differ in a space or in case", [*probe, "label"],
+              Either(Refused(("label",), partial=True), Right(probed("happy", "Happy", "sad"))),
+              labelled("happy", "Happy", "sad")),
+        trial("probe: numbers as labels in one manifest, texts in the other", [*probe, "label"],
+              Either(Refused(("label",), partial=True), Right(probed("0", "1"))),
+              labelled(0, 1, test=("0", "1"))),
+        trial("probe: null among the labels", [*probe, "label"], Refused(("label", "train.jsonl"), partial=True),
+              labelled("a", "b", None)),
+        trial("probe: key typed in another Unicode form", [*probe, "\u00e9motion"],
+              Refused(("train.jsonl", "motion"), partial=True), labelled("a", "b", key="e\u0301motion")),
+        trial("extract: accents in an ASCII environment",
+              ["extract", MODEL, "corpus", "out", *CPU], same_features,
+              alone(Path(accents).name), environment=ascii_only, own_process=True),
+        trial("inspect in an ASCII environment", ["inspect", "train.jsonl", "--batch-size", "2"],
+              page_is_text("inspect.html", "train.jsonl"), environment=ascii_only, own_process=True),
+        trial("pretrain: accents in an environment of code page 1252",
+              pretrain("exp_manager.name=\u5b9e\u9a8c"), run_is("\u5b9e\u9a8c"), in_manifest("\u00e9t\u00e9 \u8a9e.wav"),
+              environment={**ascii_only, "PYTHONIOENCODING": "cp1252"}, own_process=True),
+    ]  # fmt: skip
+
+
+def copied_texts() -> list[Trial]:
+    """Commands as they come out of word processors, web pages, chats and scripts that were edited on Windows."""
+    last = "run--val_loss=4.1-epoch=0-step=4.ckpt"
+    named_key = Refused(("did you mean|max_steps|U+",))
+
+    return [
+        trial("CRLF script: run name", pretrain("exp_manager.name=run\r"),
+              Either(Refused(("name",)), Right(run_is("run")))),
+        trial("CRLF script: manifest", pretrain("model.train_ds.manifest_filepath=train.jsonl\r"),
+              Either(Refused(("train.jsonl",)), Right(trained))),
+        trial("CRLF script: output folder", ["extract", MODEL, "audio/0.wav", *CPU, "out\r"],
+              Either(Refused(("out",)), Right(same_features)), with_model),
+        trial("a space after the backslash", pretrain(" "),
+              Either(Refused(("space|blank|empty|key=value",)), Right(trained))),
+        trial("spaces around the equals sign", pretrain("trainer.max_steps", "=", "8"), named_key),
+        trial("full-width equals sign", pretrain("trainer.max_steps\uff1d8"), named_key),
+        trial("zero-width space in a key", pretrain("trainer.max_\u200bsteps=8"), named_key),
+        trial("Cyrillic letter in a key", pretrain("tr\u0430iner.max_steps=8"), named_key),
+        trial("en dash before an option", ["pretrain", "\u2013config-name", "nest_demo"], Refused(("config-name",))),
+        trial("checkpoint's own name, not quoted", pretrain(f"init_from_ptl_ckpt={last}"),
+              Either(Refused(("quote|escape|'\\\\=",)), Right(trained)),
+              lambda folder: shutil.copy(Fixture.path / "model.ckpt", folder / last)),
+    ]  # fmt: skip
 
 
 def trials() -> list[Trial]:
-    found = [
-        Trial(GROUP, f"a run {what}, twice", [], Refused(), act=resumes_as(*overrides), limit_s=200)
-        for what, overrides in TWICE
-    ]
-    found += [row(name, command, expected) for name, command, expected in RUNS]
-    for what, files, value, expected in VALIDATION:
-        found.append(row(what, pretrain(SETS + value), expected, manifests(*files)))
-    for what, file, value in TRAINING:
-        command = pretrain(f"model.train_ds.manifest_filepath={value}")
-        found.append(
-            row(
-                f"a manifest {what}",
-                command,
-                Either(Refused((re.split("[,{$]", file)[0] + ":",)), Right(saved)),
-                manifests(file),
-            )
-        )
-    found += [row(name, command, expected, model, setup) for name, command, expected, setup in AUDIO]
-    for what, first, second, key, expected in LABELS:
-        found.append(row(f"labels: {what}", [*PROBE, "--label", key], expected, model, labelled(first, second, key)))
-    found += [row(name, command, expected, model, a_run) for name, command, expected in OUTPUTS]
-    page = ["inspect", "m.jsonl", "model.train_ds.min_duration=0.1"]
-    found.append(row("markup in the name of an audio file", page, Right(harmless), corpus("b.wav", MARKUP)))
-    return found
+    return [*audio_names(), *run_names(), *path_names(), *texts(), *copied_texts()]

@@ -110,6 +110,13 @@ def test_the_command_line_can_switch_on_the_weight_average(corpus: Path, tmp_pat
             "endless data would start again",
         ),
         (
+            (
+                *("model.train_ds.is_concat=true", "model.train_ds.endless=true"),
+                *("trainer.max_steps=-1", "trainer.max_epochs=2"),
+            ),
+            "trainer.max_epochs: an epoch of endless data never ends. Set trainer.max_steps",
+        ),
+        (
             ("exp_manager.ema.enable=true", "exp_manager.checkpoint_callback_params.save_weights_only=true"),
             "not the average",
         ),

@@ -7,7 +7,7 @@ import itertools
 import logging
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from nest_ssl.config.checks import short
 from nest_ssl.config.model_section import unused_keys
-from nest_ssl.config.parsing import ConfigError, check_sections, one_line, parse
+from nest_ssl.config.parsing import MISSING, ConfigError, check_sections, one_line, parse
 from nest_ssl.config.training import NestConfig
 
 log = logging.getLogger(__name__)
@@ -59,17 +59,20 @@ def compose(
         raise ConfigError(f"{path}: no such file. {hint}")
     folder, name = path.parent, path.stem  # Hydra would look for what it is based on in the folder of its name
     groups = {path.name for base in (folder, yaml_folder()) for path in base.iterdir() if path.is_dir()}
-    listed = _default_groups(folder / f"{name}.yaml")
+    listed, left_open = _groups_and_open_keys(folder / f"{name}.yaml")
     given = [_checked(_override(text, groups, listed), text, folder) for text in overrides]
     try:
         with hydra.initialize_config_dir(config_dir=str(folder), version_base="1.3"):
             node = hydra.compose(name, overrides=[*given, f"hydra.searchpath=[pkg://{YAML_PACKAGE}]"])
         data = OmegaConf.to_container(node, resolve=True)
-    except RecursionError as error:  # it is not nested too deeply: _default_groups has read it
+    except RecursionError as error:  # it is not nested too deeply: _groups_and_open_keys has read it
         circle = "leads in a circle: a file in its 'defaults:' list is based on itself, or a ${value} is"
         raise ConfigError(f"{name}.yaml: {circle}. Remove one of its links.") from error
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{name}.yaml: {one_line(error)}") from error
+    for key in left_open:
+        if _value_at(data, key) is None:
+            log.warning("%s.yaml: %s: ??? stands for a value to be given, and none was: null is used.", name, key)
     try:
         return parse(NestConfig, data, unused=unused_keys())
     except ConfigError as error:
@@ -79,10 +82,15 @@ def compose(
 def _with_origin(message: str, node: Any) -> str:
     """Return a message about a key, with the key that its value was taken from: that may be the one to change."""
     key, colon, rest = message.partition(": ")
-    value = OmegaConf.to_container(node, resolve=False)
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
+    value = _value_at(OmegaConf.to_container(node, resolve=False), key)
     return f"{key} = {value}{colon}{rest}" if isinstance(value, str) and "${" in value else message
+
+
+def _value_at(data: Any, key: str) -> Any:
+    """Return the value of a dotted key; None: there is none."""
+    for part in key.split("."):
+        data = data.get(part) if isinstance(data, dict) else None
+    return data
 
 
 def load_yaml(path: str | Path, overrides: Sequence[str] = ()) -> NestConfig:
@@ -91,8 +99,8 @@ def load_yaml(path: str | Path, overrides: Sequence[str] = ()) -> NestConfig:
     return compose(path.name, overrides, path.parent)
 
 
-def _default_groups(path: Path) -> set[str]:
-    """Return the config groups in the defaults list of a yaml."""
+def _groups_and_open_keys(path: Path) -> tuple[set[str], list[str]]:
+    """Return the config groups in the defaults list of a yaml, and its keys whose values are to be given."""
     try:
         with path.open(encoding="utf-8") as file:
             root = yaml.compose(file, Loader=yaml.SafeLoader)
@@ -110,7 +118,15 @@ def _default_groups(path: Path) -> set[str]:
         log.warning("%s: 'hydra:' has no effect: Hydra only composes the configuration here.", path)
     check_sections(NestConfig, content)
     entries = content.get("defaults") or []
-    return {str(group) for entry in entries if isinstance(entry, dict) for group in entry}
+    return {str(group) for entry in entries if isinstance(entry, dict) for group in entry}, list(_open_keys(content))
+
+
+def _open_keys(section: Mapping[Any, Any], where: str = "") -> Iterator[str]:
+    for key, value in section.items():
+        if isinstance(value, Mapping):
+            yield from _open_keys(value, f"{where}{key}.")
+        elif value == MISSING:
+            yield f"{where}{key}"
 
 
 def _num_nodes(node: Any, known: dict[int, float]) -> float:
@@ -130,6 +146,8 @@ def _checked(override: str, text: str, folder: Path) -> str:
         value = parsed.value()
     except HydraException as error:
         key, _, value = text.lstrip("+").partition("=")
+        for odd in re.findall(r"[^\x20-\x7e]", key):  # pasted from a page or a chat
+            raise ConfigError(f"override {text!a}: its key contains U+{ord(odd):04X}. Type it again.") from error
         raise ConfigError(
             f"override {_shown(text)}: Hydra cannot read it. Text with one of {{}}[](),:= in it needs quotes: "
             f"'{key[:200]}=\"{short(value)}\"'"

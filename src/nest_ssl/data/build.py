@@ -399,9 +399,12 @@ def _buckets(config: DatasetConfig, sources: Sequence[Source]) -> _Bucketing:
 
 def _durations_s(sources: Sequence[Source]) -> npt.NDArray[np.float32]:
     durations_s = np.concatenate([source.durations_s for source in sources])
-    if np.isnan(durations_s).any():
-        name = next(source.name for source in sources if np.isnan(source.durations_s).any())
-        raise ValueError(f"{name}: use_bucketing needs every 'duration'. Run 'nest-ssl prepare' to measure them.")
+    for source in sources if np.isnan(durations_s).any() else []:
+        if num_unknown := int(np.isnan(source.durations_s).sum()):
+            raise ValueError(
+                f"{source.name}: use_bucketing needs every 'duration', which {num_unknown:,} of {len(source):,} lines "
+                "do not have. Run 'nest-ssl prepare' to measure them."
+            )
     return durations_s
 
 

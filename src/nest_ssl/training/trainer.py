@@ -256,8 +256,8 @@ def _check_endless(cfg: NestConfig, exp: ExperimentConfig, data: DatasetConfig, 
     if not _is_endless(data):
         return
     trainer = cfg.trainer
-    if trainer.max_steps == -1 and trainer.max_time is None:
-        log.warning("model.train_ds: an epoch has no end, so no number of epochs ends the run; set trainer.max_steps.")
+    if trainer.max_steps == -1 and trainer.max_time is None and trainer.max_epochs not in (None, -1):
+        raise ValueError("trainer.max_epochs: an epoch of endless data never ends. Set trainer.max_steps instead.")
     if validates and not isinstance(trainer.val_check_interval, (int, str, dict)):
         log.warning(
             "model.train_ds: an epoch has no end, so nothing is validated; set trainer.val_check_interval to a number "

@@ -140,6 +140,8 @@ def test_sizes_work_with_our_yaml_and_with_nemos(nemo_yaml: Path, override: str)
         ("model.quantizer.dist_fn=dot", "'dot' is not one of 'l2', 'cosine'"),
         ("model.optim.sched.warmup_ratio=0.1", "give warmup_steps or warmup_ratio, not both"),
         ("nonsense", "override 'nonsense': expected key=value"),
+        ("trainer.max_\u200bsteps=8", "its key contains U+200B. Type it again"),
+        ("\u201ctrainer.max_steps=8\u201d", "its key contains U+201C. Type it again"),
         ("size=huge", "'size=huge': no such size. There are large, "),
         ("model.encoder.subsampling_factor=0", "combine_time_steps = ${model.encoder.subsampling_factor}: 0 is less"),
         ("model.sample_rate=0", "model.train_ds.sample_rate = ${model.sample_rate}: 0 is less than 1000"),
@@ -229,6 +231,16 @@ def test_an_empty_yaml_is_said_to_be_empty(tmp_path: Path, content: str) -> None
     (tmp_path / "my.yaml").write_text(content)
     with pytest.raises(ConfigError, match=r"my\.yaml: it is empty"):
         compose("my", [], tmp_path)
+
+
+def test_a_value_to_be_given_that_is_not_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "my.yaml").write_text(
+        "defaults: [nest_fast-conformer, _self_]\nmodel: {train_ds: {noise_manifest: '???'}}\n"
+    )
+    assert compose("my", ["model.train_ds.noise_manifest=n.jsonl"], tmp_path).model.train_ds is not None
+    assert caplog.text == ""
+    compose("my", [], tmp_path)
+    assert "my.yaml: model.train_ds.noise_manifest: ??? stands for a value to be given, and none was" in caplog.text
 
 
 def test_a_yaml_that_is_based_on_itself_is_called_a_circle(tmp_path: Path) -> None:
