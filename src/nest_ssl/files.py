@@ -231,17 +231,27 @@ def only_writer(path: Path) -> Iterator[None]:
     """Refuse to write the file or folder `path`, and what belongs to it, while another process does."""
     path = Path(os.path.abspath(path))
     lock = path.with_name(f".{path.name}.lock")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = lock.open("a+")
-    except OSError:  # what is written next will say why it cannot be
-        yield
-        return
-    with file:
-        taken = is_locked_by_another(file, path)
-        if taken or not lock.exists() or not os.path.samestat(os.fstat(file.fileno()), lock.stat()):
-            raise ValueError(f"{path}: another command is writing it. Wait for it to end, or write elsewhere.")
+    file: IO[str] | None = None
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # what is written next will say why it cannot be
+            path.parent.mkdir(parents=True, exist_ok=True)
+            while fcntl is not None and (file is None or not _is_called(lock, file)):
+                file = stack.enter_context(lock.open("a+"))
+                if is_locked_by_another(file, path):
+                    raise ValueError(
+                        f"{path}: another command is writing it. Wait for it to end, or give another output."
+                    )
         try:
             yield
         finally:
-            lock.unlink(missing_ok=True)
+            if file is not None:
+                with contextlib.suppress(OSError):
+                    lock.unlink()
+
+
+def _is_called(path: Path, file: IO[Any]) -> bool:
+    """Whether an open file still has this name; the command that created it deletes it when it ends."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import io
 import logging
 import pickle
@@ -188,7 +189,7 @@ def check_values(weights: Mapping[str, Tensor], own: Mapping[str, Tensor], where
                 bad.append(f"{name}: whole rows are 0, so targets would mean nothing")
     matrices = [value for name, value in weights.items() if name.startswith("encoder.") and value.ndim > 1]
     if not bad and matrices and not any(bool(value.any()) for value in matrices):
-        bad.append("encoder: all of its matrices are 0: they were never filled")
+        bad.append("encoder: all weight matrices are 0")
     if bad:
         raise CheckpointError(
             f"{where}: {len(bad)} of {len(weights)} parameters cannot be used; training may have diverged before it "
@@ -261,6 +262,8 @@ def check_archive(file: IO[bytes], name: str) -> None:
                 raise CheckpointError(f"{name}: is encrypted, or damaged.")
             bad = archive.testzip()
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, UnicodeDecodeError) as error:
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # that is a place before the file's start
+            raise
         raise CheckpointError(f"{name}: is damaged: {one_line(error)}. Use another copy of it.") from error
     if bad is not None:
         raise CheckpointError(f"{name}: is damaged: {quoted(bad)} in it fails its checksum. Use another copy of it.")

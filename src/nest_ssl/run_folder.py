@@ -175,7 +175,13 @@ class RunFolder:
             if bad:
                 say(f"resuming from {path} instead, the newest good checkpoint; training since then is repeated.")
             return path
-        if bad or self.saved.is_file() or self.newest_weights():  # a .nemo, which training again would overwrite
+        model = self.nemo_file(exp.checkpoint_callback_params)
+        if not bad and not self.saved.is_file() and model.is_file():
+            raise ValueError(
+                f"{model}: is what this run has trained, there is no checkpoint to resume from, and training again "
+                "would overwrite it. Move it away, restore a checkpoint, or give another exp_manager.name."
+            )
+        if bad or self.saved.is_file():
             raise ValueError(
                 f"{self.path}: this run has saved a checkpoint of {self._saved_step()}, and none can be resumed now: "
                 f"{' '.join(bad) or f'{self.checkpoints} contains none.'} Restore one from a backup, start again under "
@@ -382,8 +388,11 @@ def forget_after(path: Path, step: int) -> None:
         log.warning("%s: cannot be read (%s); rows of steps that are repeated stay in it.", path, error)
         return
     if rows and (not columns or step == 0):  # it may be the only record of the run
+        kept = predecessor(path)
+        while kept.exists():
+            kept = predecessor(kept)
         edited = "" if columns else " has no column 'step', and"
-        log.warning("%s:%s is kept as %s. A new one begins.", path, edited, path.replace(predecessor(path)))
+        log.warning("%s:%s is kept as %s. A new one begins.", path, edited, path.rename(kept))
         return
     whole = rows if not rows or path.read_bytes().endswith(b"\n") else rows[:-1]  # a kill cut off the last line
     kept = [row for row in whole if 0 <= _step_of(row) < step]

@@ -229,8 +229,11 @@ def test_a_trained_model_is_not_replaced_by_a_run_that_starts_again(tmp_path: Pa
     folder = RunFolder(tmp_path)
     make(folder.metrics_csv, 1000)
     make(folder.nemo_file(CheckpointConfig()), 1000)
-    with pytest.raises(ValueError, match="this run has saved a checkpoint of an earlier step, and none can be resumed"):
-        folder.checkpoint_to_resume(ExperimentConfig(resume_if_exists=True, resume_ignore_no_checkpoint=True))
+    again = ExperimentConfig(resume_if_exists=True, resume_ignore_no_checkpoint=True)
+    with pytest.raises(ValueError, match=r"\.nemo: is what this run has trained, .* would overwrite it"):
+        folder.checkpoint_to_resume(again)
+    folder.nemo_file(CheckpointConfig()).rename(folder.checkpoints / "somebody_elses.nemo")
+    assert folder.checkpoint_to_resume(again) is None
 
 
 def test_a_file_put_among_the_checkpoints_does_not_come_before_the_runs_own(tmp_path: Path) -> None:
@@ -254,6 +257,9 @@ def test_metrics_of_a_run_that_starts_again_are_kept(tmp_path: Path, caplog: pyt
     assert not path.exists()
     assert read_rows(tmp_path / "metrics-before.csv") == rows
     assert "metrics.csv: is kept as" in caplog.text
+    MetricsWriter(path).write({"a": 2.0}, 0)
+    forget_after(path, 0)
+    assert read_rows(tmp_path / "metrics-before.csv") == rows  # the next start does not replace it
 
 
 def test_hparams_that_are_a_fifo_do_not_block(tmp_path: Path) -> None:

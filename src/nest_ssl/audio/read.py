@@ -140,7 +140,8 @@ def verify_audio(
             start = int(offset_s * info.sample_rate)
             wanted = None if duration_s is None else int(duration_s * info.sample_rate)
             promised = max(info.num_samples - start, 0)
-            _check_whole(source, sound, name)
+            if sound.format == "OGG" or _reads_to_end(sound, start, wanted):
+                _check_whole(source, sound, name)
             num_samples = _count_finite(_blocks(sound, name, start=start, num_samples=wanted), name)
     except CannotOpenError as error:
         with _second_decoder(source, name, str(error)), ffmpeg.open_stream(source, name) as (container, stream):
@@ -165,7 +166,7 @@ def _decode(
             start = int(offset_s * rate)
             wanted = None if duration_s is None else int(duration_s * rate)
             promised = max(sound.frames - start, 0)
-            if wanted is None or start + wanted >= MIN_SHARE * sound.frames:  # not for each part of a long file
+            if _reads_to_end(sound, start, wanted):  # not for each part of a long file
                 _check_whole(source, sound, name)
             samples = _read_samples(sound, name, start=start, num_samples=wanted, int_values=int_values)
     except CannotOpenError as error:
@@ -276,7 +277,7 @@ def _read_samples(sound: Any, name: str, *, start: int, num_samples: int | None,
 
 
 def _skip(sound: Any, num_samples: int) -> None:
-    if sound.seekable():
+    if num_samples and sound.seekable():  # even to 0, MP3 is decoded to slightly other samples after it
         sound.seek(min(num_samples, sound.frames))
         return
     while num_samples > 0 and (num_read := len(sound.read(min(num_samples, BLOCK_FRAMES), dtype="float32"))):
@@ -295,8 +296,13 @@ def _read_in_pieces(sound: Any, num_samples: int, dtype: str) -> Any:
     return np.concatenate(pieces)
 
 
+def _reads_to_end(sound: Any, start: int, wanted: int | None) -> bool:
+    """Whether the whole file is read, or all after `start`, or more than there seems to be."""
+    return wanted is None or start + wanted > sound.frames or (start == 0 and wanted >= MIN_SHARE * sound.frames)
+
+
 def _check_whole(source: str | Path | bytes, sound: Any, name: str) -> None:
-    """Refuse audio of which libsndfile would leave out a part without a word."""
+    """Refuse audio of which libsndfile would silently leave out a part."""
     if sound.format == "OGG":
         _check_pages(source, name)
     elif sound.format == "MP3":
@@ -319,7 +325,10 @@ def _samples_of_mp3(file: IO[bytes]) -> int:
     frame, and so reads only a part if bit rates vary and a first frame with the length is missing, or of joined files.
     """
     tag = file.read(10)
-    file.seek(10 + sum((byte & 127) << 7 * (9 - i) for i, byte in enumerate(tag) if i > 5) if tag[:3] == b"ID3" else 0)
+    tag_bytes = 0
+    for byte in tag[6:]:  # seven bits each
+        tag_bytes = tag_bytes << 7 | byte & 127
+    file.seek(10 + tag_bytes if tag.startswith(b"ID3") else 0)
     num_samples = in_a_row = samples = 0
     kind: int | None = None
     while len(header := file.read(4)) == 4:
@@ -342,7 +351,7 @@ def _samples_of_mp3(file: IO[bytes]) -> int:
 def _mp3_frame(header: bytes) -> tuple[int, int]:
     """Return the length in bytes and in samples of an MP3 frame; 0 if this is no frame's header."""
     version, bit_rate, rate = header[1] >> 3 & 3, header[2] >> 4, header[2] >> 2 & 3
-    is_layer_3 = header[1] & 0xE6 == 0xE2
+    is_layer_3 = header[0] == 0xFF and header[1] & 0xE6 == 0xE2
     if not is_layer_3 or version == 1 or rate == 3 or not 0 < bit_rate < 15:
         return 0, 0
     sample_rate = (44_100, 48_000, 32_000)[rate] >> {3: 0, 2: 1, 0: 2}[version]

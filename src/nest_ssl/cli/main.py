@@ -62,7 +62,7 @@ def _check_arguments(arguments: list[str]) -> None:
         if not argument:
             raise ValueError(f"the argument after '{before}' is empty: perhaps a shell variable that is not set.")
         if argument.endswith("\r"):
-            raise ValueError(f"{argument!r} ends with a carriage return: does a script have line ends of Windows?")
+            raise ValueError(f"{argument!r} ends with a carriage return: does a script have Windows line endings?")
 
 
 def _check_working_folder() -> None:

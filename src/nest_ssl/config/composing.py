@@ -70,9 +70,12 @@ def compose(
         raise ConfigError(f"{name}.yaml: {circle}. Remove one of its links.") from error
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{name}.yaml: {one_line(error)}") from error
+    named = {text.lstrip("+~").partition("=")[0] for text in overrides}
     for key in left_open:
-        if _value_at(data, key) is None:
-            log.warning("%s.yaml: %s: ??? stands for a value to be given, and none was: null is used.", name, key)
+        value = _value_at(data, key)
+        if value != MISSING and not any(f"{key}.".startswith(f"{one}.") for one in named):
+            used = "null" if value is None else value
+            log.warning("%s.yaml: %s: ??? stands for a value to be given. None was: %s is used.", name, key, used)
     try:
         return parse(NestConfig, data, unused=unused_keys())
     except ConfigError as error:
@@ -106,11 +109,11 @@ def _groups_and_open_keys(path: Path) -> tuple[set[str], list[str]]:
             root = yaml.compose(file, Loader=yaml.SafeLoader)
         if _num_nodes(root, {}) > MOST_NODES:
             raise ValueError(f"its aliases (*name) repeat their anchors (&name) more than {MOST_NODES:,} times")
-        if root is None:
-            raise ConfigError(f"{path}: it is empty: there is no key in it.")
         if not isinstance(root, yaml.MappingNode):  # OmegaConf takes a word for a key
-            raise ConfigError(f"{path}: expected a mapping of keys.")
+            raise ConfigError(f"{path}: {'is empty' if root is None else 'expected a mapping of keys'}.")
         content = OmegaConf.to_container(OmegaConf.load(path))
+    except ConfigError:
+        raise
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, OSError, RecursionError) as error:
         raise ConfigError(f"{path}: not a readable yaml file: {one_line(error)}") from error
     assert isinstance(content, dict)

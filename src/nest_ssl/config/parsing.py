@@ -168,8 +168,8 @@ def _checked(
             if value not in (None, False):
                 dropped.append(path)
         elif key not in known:
-            sections = {name: _dataclass_in(hint) for name, hint in hints.items()}
-            inside = [f"{name}.{key}" for name, one in sections.items() if key in getattr(one, "__annotations__", ())]
+            sections = {name: one for name, hint in hints.items() if (one := _dataclass_in(hint)) is not None}
+            inside = [f"{name}.{key}" for name, one in sections.items() if key in typing.get_type_hints(one)]
             raise ConfigError(unknown_key_message(path, known, inside))
         else:
             nested = _dataclass_in(hints[key])

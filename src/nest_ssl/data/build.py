@@ -399,7 +399,7 @@ def _buckets(config: DatasetConfig, sources: Sequence[Source]) -> _Bucketing:
 
 def _durations_s(sources: Sequence[Source]) -> npt.NDArray[np.float32]:
     durations_s = np.concatenate([source.durations_s for source in sources])
-    for source in sources if np.isnan(durations_s).any() else []:
+    for source in sources:
         if num_unknown := int(np.isnan(source.durations_s).sum()):
             raise ValueError(
                 f"{source.name}: use_bucketing needs every 'duration', which {num_unknown:,} of {len(source):,} lines "

@@ -23,29 +23,35 @@ AT_EPOCH_END = ("train_loss_epoch",)
 
 
 def check_monitors(exp: ExperimentConfig, val_names: list[str], *, validates: bool) -> None:
-    """Refuse names that will never be logged, and the worst taken for the best, before an epoch was spent on it."""
+    """Refuse what can never be monitored, before an epoch was spent on finding out."""
     of_sets = [f"{name}_{metric}" for name in val_names if name for metric in VALIDATION_METRICS]
     known = [*VALIDATION_METRICS, *of_sets, *OF_TRAINING]
-    watched: dict[str, CheckpointConfig | EarlyStoppingConfig]
-    watched = {"checkpoint_callback_params": exp.checkpoint_callback_params}
+    best, early = exp.checkpoint_callback_params, exp.early_stopping_callback_params
+    ranks = exp.create_checkpoint_callback and (best.save_top_k > 0 or (best.save_top_k < 0 and best.save_best_model))
+    _check_monitor("checkpoint_callback_params", best, known, ranks=ranks)
     if exp.create_early_stopping_callback:
-        watched["early_stopping_callback_params"] = exp.early_stopping_callback_params
-        if not validates and exp.early_stopping_callback_params.monitor not in OF_TRAINING:
+        _check_monitor("early_stopping_callback_params", early, known, ranks=True)
+        if not validates and early.monitor not in OF_TRAINING:
             raise ValueError(
                 "exp_manager.early_stopping_callback_params.monitor: there is nothing to validate on. Set "
                 "model.validation_ds.manifest_filepath and trainer.limit_val_batches=null, or a monitor of training "
                 "such as train_loss_epoch."
             )
-    for section, params in watched.items():
-        known_name(f"exp_manager.{section}.monitor", params.monitor, known)
-        for kind, right in (("loss", "min"), ("accuracy", "max")):
-            if params.monitor.removesuffix("_epoch").endswith(kind) and params.mode != right:
-                raise ValueError(
-                    f"exp_manager.{section}.mode: '{params.mode}' takes the worst {params.monitor} for the best. Set "
-                    f"mode={right}."
-                )
     for name, _ in FIELD.findall(exp.checkpoint_callback_params.filename or ""):
         known_name("exp_manager.checkpoint_callback_params.filename", name, ["epoch", "step", *known])
+
+
+def _check_monitor(
+    section: str, params: CheckpointConfig | EarlyStoppingConfig, known: list[str], *, ranks: bool
+) -> None:
+    """Refuse a name that is never logged; if its values are ranked, also a mode that prefers the worst."""
+    known_name(f"exp_manager.{section}.monitor", params.monitor, known)
+    for kind, right, worst in (("loss", "min", "highest"), ("accuracy", "max", "lowest")):
+        if ranks and params.monitor.removesuffix("_epoch").endswith(kind) and params.mode != right:
+            raise ValueError(
+                f"exp_manager.{section}.mode: '{params.mode}' prefers the {worst} {params.monitor}, which is the worst. "
+                f"Set mode={right}."
+            )
 
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]

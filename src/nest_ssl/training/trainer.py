@@ -256,7 +256,8 @@ def _check_endless(cfg: NestConfig, exp: ExperimentConfig, data: DatasetConfig, 
     if not _is_endless(data):
         return
     trainer = cfg.trainer
-    if trainer.max_steps == -1 and trainer.max_time is None and trainer.max_epochs not in (None, -1):
+    has_end = trainer.max_steps != -1 or trainer.max_time or exp.max_time_per_run or trainer.fast_dev_run
+    if not has_end and trainer.max_epochs not in (None, -1) and trainer.limit_train_batches in (None, 1.0):
         raise ValueError("trainer.max_epochs: an epoch of endless data never ends. Set trainer.max_steps instead.")
     if validates and not isinstance(trainer.val_check_interval, (int, str, dict)):
         log.warning(

@@ -367,6 +367,12 @@ def test_a_part_of_a_file_that_can_only_be_read_from_its_start(format: str, subt
     assert verify_audio(data, offset_s=0.5, duration_s=1.0).num_samples == RATE
 
 
+def test_an_mp3_is_decoded_to_the_same_samples_with_an_offset_of_0() -> None:
+    data = encoded(tone(), format="MP3")
+    with soundfile.SoundFile(io.BytesIO(data)) as sound:
+        np.testing.assert_array_equal(read_native(data)[0][:, 0], sound.read(dtype="float32"))
+
+
 def test_an_mp3_cut_in_half_is_truncated() -> None:
     data = encoded(tone(), format="MP3", subtype="MPEG_LAYER_III")
     with pytest.raises(AudioError, match=r"truncated: \d\.\d\d s of 2\.\d\d s"):

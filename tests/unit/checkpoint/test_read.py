@@ -203,7 +203,7 @@ def test_an_encoder_of_zeros_is_refused(tmp_path: Path) -> None:
     weights = tiny_model().state_dict()
     weights |= {name: value * 0 for name, value in weights.items() if name.startswith("encoder.")}
     torch.save({"state_dict": weights, "hyper_parameters": model_section()}, tmp_path / "x.ckpt")
-    with pytest.raises(CheckpointError, match=r"x\.ckpt: .*\n  encoder: all of its matrices are 0"):
+    with pytest.raises(CheckpointError, match=r"x\.ckpt: .*\n  encoder: all weight matrices are 0"):
         load(tmp_path / "x.ckpt")
 
 

@@ -147,7 +147,7 @@ def test_a_second_command_that_writes_into_the_same_folder_is_refused(
     with only_writer(output):
         second = subprocess.run([*command, "--device", "cpu"], capture_output=True, text=True, check=False)
     assert second.returncode == 1
-    assert f"{output}: another command is writing it. Wait for it to end, or write elsewhere." in second.stderr
+    assert f"{output}: another command is writing it. Wait for it to end, or give another output." in second.stderr
     assert not output.exists()
 
 

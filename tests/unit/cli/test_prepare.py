@@ -55,7 +55,7 @@ def test_a_second_command_that_writes_the_same_manifest_is_refused(corpus: Path,
         second = subprocess.run(command, capture_output=True, text=True, check=False)
         job = subprocess.run([*command, "--job", "0/2"], capture_output=True, text=True, check=False)
     assert second.returncode == 1
-    assert f"{output}: another command is writing it. Wait for it to end, or write elsewhere." in second.stderr
+    assert f"{output}: another command is writing it. Wait for it to end, or give another output." in second.stderr
     assert job.returncode == 0, job.stderr  # it writes a part of its own
     assert not output.exists()
     assert not list(tmp_path.glob(".*"))

@@ -229,7 +229,7 @@ def test_a_yaml_that_is_no_mapping_is_refused_by_its_file(tmp_path: Path, conten
 @pytest.mark.parametrize("content", ["", "# nothing but this\n"])
 def test_an_empty_yaml_is_said_to_be_empty(tmp_path: Path, content: str) -> None:
     (tmp_path / "my.yaml").write_text(content)
-    with pytest.raises(ConfigError, match=r"my\.yaml: it is empty"):
+    with pytest.raises(ConfigError, match=r"^\S+my\.yaml: is empty"):
         compose("my", [], tmp_path)
 
 
@@ -239,8 +239,11 @@ def test_a_value_to_be_given_that_is_not_is_a_warning(tmp_path: Path, caplog: py
     )
     assert compose("my", ["model.train_ds.noise_manifest=n.jsonl"], tmp_path).model.train_ds is not None
     assert caplog.text == ""
+    compose("my", ["model.train_ds.noise_manifest=null"], tmp_path)
+    compose("my", ["~model.train_ds"], tmp_path)
+    assert caplog.text == ""
     compose("my", [], tmp_path)
-    assert "my.yaml: model.train_ds.noise_manifest: ??? stands for a value to be given, and none was" in caplog.text
+    assert "my.yaml: model.train_ds.noise_manifest: ??? stands for a value to be given. None was: null" in caplog.text
 
 
 def test_a_yaml_that_is_based_on_itself_is_called_a_circle(tmp_path: Path) -> None:

@@ -40,8 +40,10 @@ def test_a_mode_that_takes_the_worst_for_the_best_is_refused(monitor: str, mode:
         early_stopping_callback_params=EarlyStoppingConfig(monitor=monitor, mode=mode),
     )
     for exp, section in ((best, "checkpoint_callback_params"), (stop, "early_stopping_callback_params")):
-        with pytest.raises(ValueError, match=f"{section}.mode: '{mode}' takes the worst {monitor} .* Set mode={right}"):
+        with pytest.raises(ValueError, match=f"{section}.mode: '{mode}' prefers the .* {monitor}.* Set mode={right}"):
             check_monitors(exp, ["loss_set"], validates=True)
+    kept_all = CheckpointConfig(monitor=monitor, mode=mode, save_top_k=-1)
+    check_monitors(ExperimentConfig(checkpoint_callback_params=kept_all), ["loss_set"], validates=True)
     right_one = CheckpointConfig(monitor=monitor, mode=right)
     check_monitors(ExperimentConfig(checkpoint_callback_params=right_one), ["loss_set"], validates=True)
 
@@ -50,6 +52,11 @@ def test_early_stopping_by_a_validation_that_never_comes_is_refused() -> None:
     exp = ExperimentConfig(create_early_stopping_callback=True)
     with pytest.raises(ValueError, match="there is nothing to validate on"):
         check_monitors(exp, ["dev"], validates=False)
+    misspelt = ExperimentConfig(
+        create_early_stopping_callback=True, early_stopping_callback_params=EarlyStoppingConfig(monitor="val_los")
+    )
+    with pytest.raises(ValueError, match="there is no 'val_los'"):
+        check_monitors(misspelt, ["dev"], validates=False)
     by_training = EarlyStoppingConfig(monitor="train_loss_epoch")
     check_monitors(
         ExperimentConfig(create_early_stopping_callback=True, early_stopping_callback_params=by_training),

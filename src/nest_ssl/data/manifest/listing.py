@@ -76,7 +76,7 @@ def list_entries(source: Path) -> Iterator[Entry]:
 def _folder_entries(folder: str, above: tuple[tuple[int, int], ...]) -> Iterator[Entry]:
     """Yield the files below a folder, sorted by name at each level. Links are followed, except to a folder above.
 
-    What is hidden is skipped, folders too: their copies, of a file server's snapshots or a bin, are no data.
+    Hidden files and folders (snapshots, trash) are skipped.
     """
     try:
         status = os.stat(folder)
