@@ -388,11 +388,11 @@ def forget_after(path: Path, step: int) -> None:
         log.warning("%s: cannot be read (%s); rows of steps that are repeated stay in it.", path, error)
         return
     if rows and (not columns or step == 0):  # it may be the only record of the run
-        kept = predecessor(path)
-        while kept.exists():
-            kept = predecessor(kept)
+        before = predecessor(path)
+        while before.exists():
+            before = predecessor(before)
         edited = "" if columns else " has no column 'step', and"
-        log.warning("%s:%s is kept as %s. A new one begins.", path, edited, path.rename(kept))
+        log.warning("%s:%s is kept as %s. A new one begins.", path, edited, path.rename(before))
         return
     whole = rows if not rows or path.read_bytes().endswith(b"\n") else rows[:-1]  # a kill cut off the last line
     kept = [row for row in whole if 0 <= _step_of(row) < step]

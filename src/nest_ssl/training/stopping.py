@@ -49,8 +49,8 @@ def _check_monitor(
     for kind, right, worst in (("loss", "min", "highest"), ("accuracy", "max", "lowest")):
         if ranks and params.monitor.removesuffix("_epoch").endswith(kind) and params.mode != right:
             raise ValueError(
-                f"exp_manager.{section}.mode: '{params.mode}' prefers the {worst} {params.monitor}, which is the worst. "
-                f"Set mode={right}."
+                f"exp_manager.{section}.mode: '{params.mode}' prefers the {worst} {params.monitor}, which is the "
+                f"worst. Set mode={right}."
             )
 
 
