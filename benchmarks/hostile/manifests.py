@@ -42,6 +42,10 @@ from benchmarks.hostile.harness import (
 from safetensors import safe_open
 
 GROUP = "manifests"
+PROBE = [
+    *("probe", "{model}", "--train", "train.jsonl", "--test", "train.jsonl"),
+    *("--label", "speaker", "--output", "probe"),
+]
 TRAIN = Path("train.jsonl")
 INDEX = Path("train.jsonl.idx")
 COUNT = 8
@@ -612,35 +616,13 @@ COMMANDS: list[tuple[str, Setup | None, list[str], Expected]] = [
     (
         "probe: a label is null",
         both(with_values(speaker="a"), with_values(3, speaker=None)),
-        [
-            "probe",
-            "{model}",
-            "--train",
-            "train.jsonl",
-            "--test",
-            "train.jsonl",
-            "--label",
-            "speaker",
-            "--output",
-            "probe",
-        ],
+        PROBE,
         at_line(3, "speaker"),
     ),
     (
         "probe: one class only",
         with_values(speaker="a"),
-        [
-            "probe",
-            "{model}",
-            "--train",
-            "train.jsonl",
-            "--test",
-            "train.jsonl",
-            "--label",
-            "speaker",
-            "--output",
-            "probe",
-        ],
+        PROBE,
         Refused(("speaker|class",)),
     ),
 ]
