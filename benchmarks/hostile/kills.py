@@ -25,6 +25,7 @@ from benchmarks.hostile.harness import (
     USR1,
     Fixture,
     Kill,
+    Outcome,
     Refused,
     Setup,
     Trial,
@@ -123,6 +124,13 @@ def as_whole(folder: Path, reference: str) -> str | None:
     return f"losses differ from the undisturbed run at steps {different}" if different else None
 
 
+def resumed_as_whole(again: Outcome, folder: Path, whole: str) -> str | None:
+    """What is wrong with a run that was started again, next to one that was never interrupted."""
+    if again.code != 0:
+        return f"cannot be resumed, exit code {again.code}: {again.message[-300:]}"
+    return as_whole(folder, whole)
+
+
 def stopped_again_and_again(folder: Path, command: list[str]) -> str | None:
     """A queue with short slots: TERM in every start; what is done is never lost."""
     for step in (1, 4, 7):
@@ -131,9 +139,7 @@ def stopped_again_and_again(folder: Path, command: list[str]) -> str | None:
         if (code := ended(process)) != 75:
             return f"exit code {code} after TERM at step {step}: {output_of(folder)[-300:]}"
     again = in_process(command, folder, {}, 90)
-    if again.code != 0:
-        return f"cannot be resumed, exit code {again.code}: {again.message[-300:]}"
-    return as_whole(folder, "runs/whole")
+    return resumed_as_whole(again, folder, "runs/whole")
 
 
 def submitted_twice(folder: Path, command: list[str]) -> str | None:
@@ -171,9 +177,7 @@ def started_again_at_once(folder: Path, command: list[str]) -> str | None:
         return f"a traceback: {again.text[-300:]}"
     if again.code == 1 and "another run is using it" in again.message:
         again = in_process(command, folder, {}, 120)
-    if again.code != 0:
-        return f"cannot be resumed, exit code {again.code}: {again.message[-300:]}"
-    return as_whole(folder, "runs/two_ranks")
+    return resumed_as_whole(again, folder, "runs/two_ranks")
 
 
 def explained(folder: Path, command: list[str]) -> str | None:

@@ -175,17 +175,17 @@ class RunFolder:
             if bad:
                 say(f"resuming from {path} instead, the newest good checkpoint; training since then is repeated.")
             return path
-        model = self.nemo_file(exp.checkpoint_callback_params)
-        if not bad and not self.saved.is_file() and model.is_file():
-            raise ValueError(
-                f"{model}: is what this run has trained, there is no checkpoint to resume from, and training again "
-                "would overwrite it. Move it away, restore a checkpoint, or give another exp_manager.name."
-            )
         if bad or self.saved.is_file():
             raise ValueError(
                 f"{self.path}: this run has saved a checkpoint of {self._saved_step()}, and none can be resumed now: "
                 f"{' '.join(bad) or f'{self.checkpoints} contains none.'} Restore one from a backup, start again under "
                 f"another exp_manager.name, or delete this folder."
+            )
+        model = self.nemo_file(exp.checkpoint_callback_params)
+        if model.is_file():
+            raise ValueError(
+                f"{model}: is what this run has trained, there is no checkpoint to resume from, and training again "
+                "would overwrite it. Move it away, restore a checkpoint, or give another exp_manager.name."
             )
         if not exp.resume_ignore_no_checkpoint:
             raise ValueError(

@@ -303,15 +303,17 @@ def _reads_to_end(sound: Any, start: int, wanted: int | None) -> bool:
 
 def _check_whole(source: str | Path | bytes, sound: Any, name: str) -> None:
     """Refuse audio of which libsndfile would silently leave out a part."""
-    if sound.format == "OGG":
-        _check_pages(source, name)
-    elif sound.format == "MP3":
-        with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file:
-            num_samples = _samples_of_mp3(file)
-        # Encoders add a few frames of silence, of which the first frame says how many to drop.
-        if num_samples > sound.frames + 8 * 1152:
-            length_s, read_s = num_samples / sound.samplerate, sound.frames / sound.samplerate
-            raise CannotOpenError(f"MP3 that does not begin with its length: {read_s:.2f} s of {length_s:.2f} s")
+    if sound.format not in ("OGG", "MP3"):
+        return
+    with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file:
+        if sound.format == "OGG":
+            _check_pages(file, name)
+            return
+        num_samples = _samples_of_mp3(file)
+    # Encoders add a few frames of silence, of which the first frame says how many to drop.
+    if num_samples > sound.frames + 8 * 1152:
+        length_s, read_s = num_samples / sound.samplerate, sound.frames / sound.samplerate
+        raise CannotOpenError(f"MP3 that does not begin with its length: {read_s:.2f} s of {length_s:.2f} s")
 
 
 _MP3_KBPS = {  # by MPEG version 1, or 2 and 2.5
@@ -362,32 +364,31 @@ def _mp3_frame(header: bytes) -> tuple[int, int]:
 _BITS_REVERSED = bytes(int(f"{byte:08b}"[::-1], 2) for byte in range(256))
 
 
-def _check_pages(source: str | Path | bytes, name: str) -> None:
+def _check_pages(file: IO[bytes], name: str) -> None:
     """Refuse an Ogg file with a damaged or missing page.
 
     Decoders leave such a page out without a word, so that what follows comes too early; libsndfile, read block by
     block, even repeats audio there. An incomplete last page is only the end of the file.
     """
     pages: dict[bytes, int] = {}
-    with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file:
-        while header := file.read(27):
-            if not header.startswith(b"OggS"):
-                if pages and b"OggS" in header + file.read():  # otherwise tags before or after the audio
-                    raise AudioError(name, "corrupt: a page of it is damaged")
-                return
-            page = header[:22] + bytes(4) + header[26:] + (table := file.read(header[-1]))
-            body = file.read(sum(table))
-            if len(header) + len(table) < 27 + header[-1] or len(body) < sum(table):
-                return
-            # Ogg's CRC is that of zlib with the bits of every byte, and of the result, in reverse.
-            crc = zlib.crc32((page + body).translate(_BITS_REVERSED), 0xFFFFFFFF) ^ 0xFFFFFFFF
-            is_sound = int(f"{crc:032b}"[::-1], 2) == int.from_bytes(header[22:26], "little")
-            serial, number, begins = header[14:18], int.from_bytes(header[18:22], "little"), header[5] & 2
-            if begins and any(pages.values()):
-                raise AudioError(name, "several Ogg streams, one after the other: only the first would be read")
-            if not is_sound or (not begins and number != pages.get(serial, -1) + 1):
-                raise AudioError(name, f"corrupt: page {number} of it is damaged, or comes after a gap")
-            pages[serial] = number
+    while header := file.read(27):
+        if not header.startswith(b"OggS"):
+            if pages and b"OggS" in header + file.read():  # otherwise tags before or after the audio
+                raise AudioError(name, "corrupt: a page of it is damaged")
+            return
+        page = header[:22] + bytes(4) + header[26:] + (table := file.read(header[-1]))
+        body = file.read(sum(table))
+        if len(header) + len(table) < 27 + header[-1] or len(body) < sum(table):
+            return
+        # Ogg's CRC is that of zlib with the bits of every byte, and of the result, in reverse.
+        crc = zlib.crc32((page + body).translate(_BITS_REVERSED), 0xFFFFFFFF) ^ 0xFFFFFFFF
+        is_sound = int(f"{crc:032b}"[::-1], 2) == int.from_bytes(header[22:26], "little")
+        serial, number, begins = header[14:18], int.from_bytes(header[18:22], "little"), header[5] & 2
+        if begins and any(pages.values()):
+            raise AudioError(name, "several Ogg streams, one after the other: only the first would be read")
+        if not is_sound or (not begins and number != pages.get(serial, -1) + 1):
+            raise AudioError(name, f"corrupt: page {number} of it is damaged, or comes after a gap")
+        pages[serial] = number
 
 
 def _corrupt(name: str, error: Any) -> AudioError:

@@ -149,8 +149,8 @@ def _checked(override: str, text: str, folder: Path) -> str:
         value = parsed.value()
     except HydraException as error:
         key, _, value = text.lstrip("+").partition("=")
-        for odd in re.findall(r"[^\x20-\x7e]", key):  # pasted from a page or a chat
-            raise ConfigError(f"override {text!a}: its key contains U+{ord(odd):04X}. Type it again.") from error
+        if odd := re.search(r"[^\x20-\x7e]", key):  # pasted from a page or a chat
+            raise ConfigError(f"override {text!a}: its key contains U+{ord(odd[0]):04X}. Type it again.") from error
         raise ConfigError(
             f"override {_shown(text)}: Hydra cannot read it. Text with one of {{}}[](),:= in it needs quotes: "
             f"'{key[:200]}=\"{short(value)}\"'"
